@@ -77,3 +77,18 @@ def test_many_validation_rewards_are_said_shortly() -> None:
     said = describe_validation(metrics)
     assert said.startswith("s0/reward/mean@4 0, s1/reward/mean@4 0.125") and "2 more" in said
     assert "best@" not in said and describe_validation({"critic/score/mean": 1.0}) == ""
+
+
+def test_a_run_that_goes_on_tells_of_the_kill_before_it(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text(
+        '{"time": 1, "step": 0, "kind": "start"}\n{"time": 2, "step": 4, "kind": "alarm"}\n'
+    )
+    with make_record(tmp_path, step=4):
+        pass
+    found = list(read_events(tmp_path / "events.jsonl"))
+    assert [one["kind"] for one in found] == ["start", "alarm", "end", "resume", "end"]
+    assert (found[2]["exit"], found[2]["name"]) == ("failed", "killed")
+    # One that ended well is told of once.
+    with make_record(tmp_path, step=4):
+        pass
+    assert [kind for kind, _ in events(tmp_path)][-3:] == ["end", "resume", "end"]

@@ -15,7 +15,15 @@ from typing import Any, Self
 from data.watchdog import ATTEMPT
 from training.run.alarms.monitor import Ringing
 from training.run.checkpoint_folders import saved_steps
-from training.run.events import FAILED, FINISHED, INTERRUPTED, EventLog, describe_error
+from training.run.events import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    OF_PROCESSES,
+    Event,
+    EventLog,
+    describe_error,
+)
 from training.run.page.run_folder import RunFolder
 from training.run.page.writer import PageWriter
 from training.run.recorded_config import Changes
@@ -64,7 +72,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     def _begin(self) -> None:
         is_restart = os.environ.get(ATTEMPT, "1") != "1"
-        self.log.begin(self.step, is_restart=is_restart)
+        kept = self.log.begin(self.step, is_restart=is_restart)
+        self._tell_of_a_kill(kept)
         self._saved = set(saved_steps(self.run_dir))
         kind = "resume" if self.step > 0 else "start"
         self.log.add(
@@ -80,6 +89,13 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             self.folder = RunFolder.read(self.run_dir, is_own=True)
             self.page = PageWriter(self.folder)
             self.page.write()
+
+    def _tell_of_a_kill(self, events: Sequence[Event]) -> None:
+        """Adds the end of the process before, where that could not."""
+        of_processes = [event for event in events if event["kind"] in OF_PROCESSES]
+        if of_processes and of_processes[-1]["kind"] in ("start", "resume"):
+            text = "the process before ended without a word, which this one found when it began"
+            self.log.add("end", step=self.step, name="killed", text=text, exit=FAILED)
 
     @contextmanager
     def _costing_itself_alone(self) -> Iterator[None]:
