@@ -4,7 +4,12 @@ It takes a third of the room, and a twentieth of the time, of a list of numbers.
 packed comes back bit for bit, and plain lists are read too.
 """
 
+from __future__ import annotations
+
 import base64
+import sys
+from array import array
+from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +18,19 @@ import numpy as np
 # The dtypes that files hold; anything else in one is damage.
 DTYPES = ("<i4", "<f4", "|i1", "<i2")
 PackedArray = dict[str, str]
+
+
+# By the type codes of Python's own arrays, which hold rows while they grow.
+DTYPE_OF_CODE = {"i": "<i4", "f": "<f4", "b": "|i1", "h": "<i2"}
+
+
+def pack_typed(values: array[int] | array[float]) -> PackedArray:
+    """Packs one of Python's own arrays, of the types in DTYPE_OF_CODE."""
+    if sys.byteorder == "big":
+        values = array(values.typecode, values)
+        values.byteswap()
+    text = b2a_base64(values, newline=False).decode("ascii")
+    return {"dtype": DTYPE_OF_CODE[values.typecode], "base64": text}
 
 
 def pack_array(values: Any, dtype: str) -> PackedArray:

@@ -40,7 +40,7 @@ class RecordedEngine(BaseRollout):
             eos_token_ids=model.eos_token_ids,
             pad_token_id=model.pad_token_id,
         )
-        self.turns = [_sampled_turns(str(key), episode) for key, episode in enumerate(episodes)]
+        self.turns = [sampled_turns(str(key), episode) for key, episode in enumerate(episodes)]
         self.pending: list[Completion] = []
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
@@ -60,7 +60,7 @@ class RecordedEngine(BaseRollout):
         """Does nothing: there are no weights."""
 
 
-def _sampled_turns(request_id: str, episode: Recorded) -> Iterator[Completion]:
+def sampled_turns(request_id: str, episode: Recorded) -> Iterator[Completion]:
     """Yields what was sampled, turn by turn, as far as the rows hold it."""
     for number, turn in enumerate(episode["turns"]):
         token_ids = []

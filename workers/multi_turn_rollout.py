@@ -218,12 +218,10 @@ def reward_matrix(rows: Sequence[Row], width: int) -> np.ndarray:
     return rewards
 
 
-def origin_matrix(origins: Sequence[np.ndarray], width: int) -> np.ndarray:
+def origin_matrix(origins: Sequence[bytes], width: int) -> np.ndarray:
     """Returns where each row's tokens come from, 0 on padding: (B, width) int8."""
-    matrix = np.zeros((len(origins), width), np.int8)
-    for i, of_row in enumerate(origins):
-        matrix[i, : len(of_row)] = of_row
-    return matrix
+    padded = b"".join(of_row.ljust(width, b"\0") for of_row in origins)
+    return np.frombuffer(bytearray(padded), np.int8).reshape(len(origins), width)
 
 
 # How agents and their environments are built.

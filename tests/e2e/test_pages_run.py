@@ -28,6 +28,9 @@ SMALL = {
     "total_training_steps: 100": "total_training_steps: 2",
     "total_training_steps=20": "total_training_steps=2",
     "20.jsonl": "2.jsonl",
+    "20.npz": "2.npz",
+    "--episode 20.3.0": "--episode 2.3.0",
+    "global_step_20": "global_step_2",
 }
 FEW_STEPS = [
     "trainer.total_training_steps=2",
@@ -72,7 +75,7 @@ def test_the_readmes_environment_trains_and_its_episodes_are_read(
         if "main.py count.yaml" in command
     ]
     commands = written(small(EPISODES), game_folder)
-    assert len(own) == 1 and len(commands) == 3
+    assert len(own) == 1 and len(commands) == 5
     carry_out(own[0], game_folder)
     for command in commands:
         if "count.yaml" in command:
@@ -81,6 +84,8 @@ def test_the_readmes_environment_trains_and_its_episodes_are_read(
     said = capsys.readouterr().out
     assert re.search(r"2.jsonl line \d+: reward \d\.\d\d, ending done\n  user: the number is", said)
     assert "all the same" in said and "actor/pg_loss" in said
+    assert "The loss moved this token's log-prob." in said
+    assert "[turn 0, record] assistant: " in said and "[turn 1, model] assistant: " in said
 
 
 def test_every_entry_of_an_episode_is_on_its_page(game_folder: Path) -> None:

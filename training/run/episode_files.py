@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic_core import PydanticSerializationError, to_json
 from transformers import PreTrainedTokenizerBase
 
 from data.packed_arrays import unpack_array
@@ -92,7 +93,16 @@ def arrays_file(folder: Path, step: int) -> Path:
 
 def episode_lines(entries: Iterable[Mapping[str, Any]]) -> bytes:
     """Writes episodes as lines of strict JSON."""
-    return "".join(strict_json(episode) + "\n" for episode in entries).encode()
+    return b"".join(_json_line(episode) for episode in entries)
+
+
+def _json_line(episode: Mapping[str, Any]) -> bytes:
+    """Writes an episode as `strict_json` does, several times as fast."""
+    try:
+        return to_json(episode, inf_nan_mode="null", fallback=str) + b"\n"
+    # Such as half of a surrogate pair, which UTF-8 has no form for.
+    except (PydanticSerializationError, UnicodeError, ValueError):
+        return strict_json(episode).encode() + b"\n"
 
 
 def write_episodes(folder: Path, batch: DataProto) -> Path:

@@ -12,9 +12,7 @@ records, not the run; and they take no more room than `agent.episodes_keep`.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from data.protocol import DataProto
 from training.batch.dynamic_sampling import DROPPED
 from training.config import PPOConfig
+from training.run.background_writer import BackgroundWriter
 from training.run.episode_entries import (
     RECORDED,
     prompt_episodes,
@@ -38,8 +37,6 @@ from workers.model.token_record import UpdateRecord
 
 logger = logging.getLogger(__name__)
 
-# So many writes may wait; then the run waits for the first of them.
-MOST_WAITING = 8
 # Of a file of arrays beside the arrays.
 BYTES_OF_HEADERS = 16_384
 
@@ -59,8 +56,7 @@ class EpisodeRecorder:
         self.tokenizer = tokenizer
         self.is_on = config.agent.records_episodes
         self.shelf = RecordShelf(folder, config.agent.episodes_keep * GIB)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
-        self._waiting: deque[Future[None]] = deque()
+        self._writer = BackgroundWriter()
         # The units whose episodes this process has begun to write.
         self._begun: set[Unit] = set()
         self._warned: set[str] = set()
@@ -82,6 +78,7 @@ class EpisodeRecorder:
         self.flush()
         begins = step == 0 and not self._has_started
         self._has_started = True
+        self._begun.clear()
         try:
             if begins:
                 self.shelf.set_aside()
@@ -99,20 +96,17 @@ class EpisodeRecorder:
             self.flush()
 
     def flush(self) -> None:
-        """Waits until all that was handed in is written."""
-        while self._waiting:
-            self._waiting.popleft().result()
-
-    def close(self) -> None:
-        """Writes what is left, and ends the thread."""
-        self.flush()
-        self._thread.shutdown()
+        """Waits until all that was handed in is written, or the disk seems to hang."""
+        if not self._writer.flush():
+            self._warn("what is left", TimeoutError(f"{self.folder} takes no more"))
 
     # What is recorded
 
     def begin_validation(self, step: int) -> None:
         """Begins a validation, whose file takes the place of one that was there."""
-        self._begun.discard(Unit(validate=True, step=step))
+        if self.is_on:
+            unit = Unit(validate=True, step=step)
+            self._submit(f"validation of step {step}", lambda: self._begun.discard(unit))
 
     def played(self, batch: DataProto) -> None:
         """Records episodes as they were played and paid by their environments."""
@@ -203,19 +197,18 @@ class EpisodeRecorder:
             self.tokenizer.save_pretrained(str(place))
 
     def _submit(self, what: str, write: Callable[[], None]) -> None:
-        """Has the thread write; waits where much is waiting already."""
+        """Has the thread write."""
+        if not self._writer.submit(lambda: self.write(what, write)):
+            self._warn(what, TimeoutError(f"{self.folder} takes no more"))
 
-        def guarded() -> None:
-            try:
-                self._save_tokenizer()
-                write()
-            # A full disk, or a batch or a tokenizer of a user's own, costs the records.
-            except Exception as error:
-                self._warn(what, error)
-
-        while len(self._waiting) >= MOST_WAITING:
-            self._waiting.popleft().result()
-        self._waiting.append(self._thread.submit(guarded))
+    def write(self, what: str, write: Callable[[], None]) -> None:
+        """Writes, in the thread; a failure is logged."""
+        try:
+            self._save_tokenizer()
+            write()
+        # A full disk, or a batch or a tokenizer of a user's own, costs the records.
+        except Exception as error:
+            self._warn(what, error)
 
     def _warn(self, what: str, error: Exception) -> None:
         """Says what was not recorded, once for each kind of error."""

@@ -73,6 +73,20 @@ ROW_COLUMNS = {
 }
 
 
+# Settings in `meta`.
+ALGORITHM_SETTINGS = ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")
+ACTOR_SETTINGS = ("clip_ratio_c", "entropy_coeff")
+CORRECTION_SETTINGS = (
+    "rollout_is",
+    "rollout_is_threshold",
+    "rollout_rs",
+    "rollout_rs_threshold",
+    "rollout_token_veto_threshold",
+    "bypass_mode",
+    "loss_type",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainedStep:
     """Holds a step that was trained on, as it is to be recorded.
@@ -121,19 +135,22 @@ class StepRows:
         uids = batch.non_tensor_batch["uid"]
         self.numbers = np.flatnonzero(uids.astype(object) != DUMMY_UID)
         width = batch.batch["responses"].shape[1]
-        attended = batch.batch["attention_mask"][:, -width:].numpy().astype(bool)
-        self.is_token = attended[self.numbers]  # (n, R)
-        self.lengths = self.is_token.sum(axis=1)
+        # (B, R), False in dummy rows.
+        self.is_token = batch.batch["attention_mask"][:, -width:].numpy().astype(bool)
+        is_real = np.zeros(len(uids), bool)
+        is_real[self.numbers] = True
+        self.is_token &= is_real[:, None]
+        self.lengths = self.is_token.sum(axis=1)[self.numbers]
         self.offsets = np.concatenate([[0], self.lengths.cumsum()]).astype(np.int64)
         # The row of each token.
         self.of_token = np.repeat(np.arange(len(self.numbers)), self.lengths)
 
     def flat(self, tensor: Tensor) -> np.ndarray:
         """Returns the tokens' entries of (B, R), (T,)."""
-        return tensor.float().numpy()[self.numbers][self.is_token]
+        return tensor.float().numpy()[self.is_token]
 
     def padded(self, flat: np.ndarray) -> np.ndarray:
-        """Undoes `flat`: (n, R), 0 elsewhere."""
+        """Undoes `flat`: (B, R), 0 elsewhere."""
         matrix = np.zeros(self.is_token.shape, flat.dtype)
         matrix[self.is_token] = flat
         return matrix
@@ -177,7 +194,7 @@ class StepRows:
         """Returns the tokens' entries of (B, R) in a dtype: (T,)."""
         if dtype == "<f4":
             return self.flat(tensor)
-        return tensor.numpy()[self.numbers][self.is_token].astype(dtype)
+        return tensor.numpy()[self.is_token].astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -328,36 +345,22 @@ def _meta(
     return {
         "format": FORMAT,
         "step": trained.step,
-        "adv_estimator": algorithm.adv_estimator,
-        "loss_mode": "bypass_mode" if correction.bypass_mode else config.loss_mode,
+        # By name, as `--explain` takes what names a setting for what acts on it.
+        **{name: algorithm[name] for name in ALGORITHM_SETTINGS},
+        **{name: actor[name] for name in ACTOR_SETTINGS},
+        "loss_mode": "bypass_mode" if correction["bypass_mode"] else config.loss_mode,
         "loss_agg_mode": actor.aggregation,
-        "clip_ratio_low": _or_default(actor.clip_ratio_low, actor.clip_ratio),
-        "clip_ratio_high": _or_default(actor.clip_ratio_high, actor.clip_ratio),
-        "clip_ratio_c": actor.clip_ratio_c,
-        "gamma": algorithm.gamma,
-        "lam": algorithm.lam,
-        "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
+        "clip_ratio_low": _or_default(actor["clip_ratio_low"], actor["clip_ratio"]),
+        "clip_ratio_high": _or_default(actor["clip_ratio_high"], actor["clip_ratio"]),
         "kl": {
-            "in_reward": algorithm.use_kl_in_reward,
-            "penalty": algorithm.kl_penalty,
-            "in_loss": actor.use_kl_loss,
-            "loss_coef": actor.kl_loss_coef,
-            "loss_type": actor.kl_loss_type,
+            "in_reward": algorithm["use_kl_in_reward"],
+            "penalty": algorithm["kl_penalty"],
+            "in_loss": actor["use_kl_loss"],
+            "loss_coef": actor["kl_loss_coef"],
+            "loss_type": actor["kl_loss_type"],
             "reward_coef": trained.metrics.get("actor/reward_kl_penalty_coeff"),
         },
-        "entropy_coeff": actor.entropy_coeff,
-        "rollout_correction": {
-            name: getattr(correction, name)
-            for name in (
-                "rollout_is",
-                "rollout_is_threshold",
-                "rollout_rs",
-                "rollout_rs_threshold",
-                "rollout_token_veto_threshold",
-                "bypass_mode",
-                "loss_type",
-            )
-        },
+        "rollout_correction": {name: correction[name] for name in CORRECTION_SETTINGS},
         "fates": {str(fate.code): {"name": fate.name, "sentence": fate.sentence} for fate in FATES},
         "columns": {name: said[name] for name in columns},
         "metrics": {

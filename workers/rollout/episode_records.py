@@ -5,15 +5,19 @@
 (docs/episodes.md), which scripts/replay.py reads. Invariant: both are plain data, as JSON holds it.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from data.packed_arrays import pack_array
+from data.packed_arrays import pack_typed
 from workers.environments.reply import StepReply
 from workers.rollout.episode import FAILURES, Episode, FailedAttempt, Row, Turn, digest
 from workers.rollout.token_origins import OVER_LIMIT, TEMPLATE, RowOrigins
+
+# Translates origins to 1 on what the template added, and 0.
+IS_TEMPLATE = bytes(int(origin in (TEMPLATE, OVER_LIMIT)) for origin in range(256))
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
@@ -130,29 +134,33 @@ def row_record(row: Row, origins: RowOrigins | None = None) -> dict[str, Any]:
     occur; `template_mask` is null where the template's tokens cannot be told.
     """
     size = len(row.ids)
-    turn_ids = np.full(size, -1, np.int16)
-    rewards = np.zeros(size, np.float32)
+    # No numpy: rows are many and short.
+    turn_ids = array("h", [-1]) * size
+    response_mask = array("b", bytes(size))
+    rewards = array("f", bytes(4 * size))
     for span in row.spans:
-        turn_ids[span.start : span.end] = span.turn
+        length = span.end - span.start
+        turn_ids[span.start : span.end] = array("h", [span.turn]) * length
+        response_mask[span.start : span.end] = array("b", [1]) * length
     for position, reward in row.reward_at.items():
         rewards[position] = reward
     record: dict[str, Any] = {
-        "prompt_ids": pack_array(row.prompt_ids, "<i4"),
-        "response_ids": pack_array(row.ids, "<i4"),
-        "response_mask": pack_array(turn_ids >= 0, "|i1"),
-        "log_probs": pack_array(row.log_probs, "<f4"),
-        "turn_ids": pack_array(turn_ids, "<i2"),
-        "rewards": pack_array(rewards, "<f4"),
+        "prompt_ids": pack_typed(array("i", row.prompt_ids)),
+        "response_ids": pack_typed(row.ids),
+        "response_mask": pack_typed(response_mask),
+        "log_probs": pack_typed(row.log_probs),
+        "turn_ids": pack_typed(turn_ids),
+        "rewards": pack_typed(rewards),
         "template_mask": None,
     }
     if origins is not None and origins.is_told:
-        is_template = (origins.origins == TEMPLATE) | (origins.origins == OVER_LIMIT)
-        record["template_mask"] = pack_array(is_template, "|i1")
-    if len({span.version for span in row.spans}) > 1:
-        versions = np.full(size, -1, np.int32)
+        is_template = array("b", origins.origins.translate(IS_TEMPLATE))
+        record["template_mask"] = pack_typed(is_template)
+    if row.spans and any(span.version != row.spans[0].version for span in row.spans):
+        versions = array("i", [-1]) * size
         for span in row.spans:
-            versions[span.start : span.end] = span.version
-        record["weight_versions"] = pack_array(versions, "<i4")
+            versions[span.start : span.end] = array("i", [span.version]) * (span.end - span.start)
+        record["weight_versions"] = pack_typed(versions)
     return record
 
 

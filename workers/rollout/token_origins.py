@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from data.chat_templates import MARK
 from data.turn_tokens import TurnTokens
 from workers.rollout.episode import Episode, Row, Turn
@@ -30,17 +28,22 @@ OVER_LIMIT = 4
 # So many joins are remembered: environments repeat themselves.
 NUM_REMEMBERED = 512
 BYTES_OF_ID = array("i").itemsize
-# How many tokens at a message's edges may be joined with the template's.
-MOST_JOINED = 1
+# How many tokens at a message's beginning and end may be joined with the template's.
+JOINED = ((0, 0), (1, 0), (0, 1), (1, 1))
+# A text of more characters is found by the first and the last PIECE of them, without so many tokens
+# where these were cut off.
+LONG_TEXT = 1024
+PIECE = 256
+TOKENS_AT_CUT = 8
 
 
 class RowOrigins(NamedTuple):
-    """Holds the origin of each token of a row's response, (tokens,) int8.
+    """Holds the origin of each token of a row's response, a byte each.
 
     `is_told` is False where the template's tokens could not be told from the environment's.
     """
 
-    origins: np.ndarray
+    origins: bytes
     is_told: bool
 
 
@@ -58,11 +61,11 @@ class TokenOrigins:
     def of_row(self, row: Row, turns: Sequence[Turn]) -> RowOrigins:
         """Tells the origins of a row's tokens; `turns` are the episode's."""
         size = len(row.ids)
-        origins = np.full(size, ENVIRONMENT, np.int8)
+        origins = bytearray([ENVIRONMENT]) * size
         is_told = True
         spans = row.spans
         for number, span in enumerate(spans):
-            origins[span.start : span.end] = SAMPLED
+            origins[span.start : span.end] = bytes([SAMPLED]) * (span.end - span.start)
             end = spans[number + 1].start if number + 1 < len(spans) else size
             if end == span.end:
                 continue
@@ -71,30 +74,35 @@ class TokenOrigins:
                 is_told = False
             else:
                 origins[span.end : end] = found
-        return RowOrigins(origins, is_told)
+        return RowOrigins(bytes(origins), is_told)
 
-    def _find(self, gap: bytes, texts: tuple[str, ...], is_cut: bool) -> np.ndarray | None:
+    def _find(self, gap: bytes, texts: tuple[str, ...], is_cut: bool) -> bytes | None:
         """Finds the texts of messages in the ids of a gap; None where one is not there."""
-        origins = np.full(len(gap) // BYTES_OF_ID, TEMPLATE, np.int8)
+        origins = bytearray([TEMPLATE]) * (len(gap) // BYTES_OF_ID)
         begin = 0
         for text in texts:
-            place = self._place_of(text, gap, begin)
+            place = self._place_of(text, gap, begin, is_alone=len(texts) == 1)
             if place is None:
                 return None
             first, begin = place
-            origins[first:begin] = ENVIRONMENT
+            origins[first:begin] = bytes([ENVIRONMENT]) * (begin - first)
         if is_cut:
-            origins[: self._added_end(gap)] = OVER_LIMIT
-        return origins
+            added = self._added_end(gap)
+            origins[:added] = bytes([OVER_LIMIT]) * added
+        return bytes(origins)
 
-    def _place_of(self, text: str, gap: bytes, begin: int) -> tuple[int, int] | None:
+    def _place_of(
+        self, text: str, gap: bytes, begin: int, *, is_alone: bool
+    ) -> tuple[int, int] | None:
         """Finds the ids of a text in the gap, from the token `begin` on: its first and its end."""
         text = text.replace(MARK, "")
         if not text.strip():
             return begin, begin
+        if len(text) > LONG_TEXT and is_alone:
+            return self._place_of_long(text.strip(), gap, begin)
         for form in (text, text.strip()):
             ids = array("i", self.tokens.encode(form))
-            for joined_ahead, joined_behind in ((0, 0), (MOST_JOINED, 0), (0, MOST_JOINED), (1, 1)):
+            for joined_ahead, joined_behind in JOINED:
                 inner = ids[joined_ahead : len(ids) - joined_behind]
                 if not inner:
                     continue
@@ -103,6 +111,20 @@ class TokenOrigins:
                     ahead = max(first - joined_ahead, begin)
                     behind = min(first + len(inner) + joined_behind, len(gap) // BYTES_OF_ID)
                     return ahead, behind
+        return None
+
+    def _place_of_long(self, text: str, gap: bytes, begin: int) -> tuple[int, int] | None:
+        """Finds a long text by what its beginning and its end have as ids, away from the cuts."""
+        head = array("i", self.tokens.encode(text[:PIECE]))[:-TOKENS_AT_CUT]
+        tail = array("i", self.tokens.encode(text[-PIECE:]))[TOKENS_AT_CUT:]
+        for joined_ahead, joined_behind in JOINED:
+            inner_head = head[joined_ahead:].tobytes()
+            inner_tail = tail[: len(tail) - joined_behind].tobytes()
+            first = find_ids(inner_head, gap, begin) if inner_head else None
+            last = rfind_ids(inner_tail, gap) if inner_tail else None
+            if first is not None and last is not None and last >= first:
+                end = last + len(inner_tail) // BYTES_OF_ID + joined_behind
+                return max(first - joined_ahead, begin), end
         return None
 
     def _added_end(self, gap: bytes) -> int:
@@ -135,3 +157,15 @@ def find_ids(ids: bytes, among: bytes, begin: int) -> int | None:
         if start % BYTES_OF_ID == 0:
             return start // BYTES_OF_ID
         start += 1
+
+
+def rfind_ids(ids: bytes, among: bytes) -> int | None:
+    """Finds the last place of ids in others; both as the bytes of an array of ints."""
+    end = len(among)
+    while True:
+        start = among.rfind(ids, 0, end)
+        if start < 0:
+            return None
+        if start % BYTES_OF_ID == 0:
+            return start // BYTES_OF_ID
+        end = start + len(ids) - 1
