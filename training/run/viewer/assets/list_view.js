@@ -155,10 +155,10 @@
     });
     const plain = (name, label) => viewer.el("div",
       { class: `cell c-${name}`, role: "columnheader" }, label);
-    cells.splice(1, 0, plain("ending", "Ending"), plain("text", "Task"));
+    cells.splice(2, 0, plain("ending", "Ending"), plain("text", "Task"));
     viewer.replace(parts.head, cells);
     const widths = listed.columns.map(([key]) => `var(--w-${key}, 72px)`);
-    widths.splice(1, 0, "var(--w-ending)", "minmax(180px, 1fr)");
+    widths.splice(2, 0, "var(--w-ending)", "minmax(180px, 1fr)");
     parts.grid.style.setProperty("--columns", widths.join(" "));
   }
 
@@ -194,7 +194,7 @@
       cells[0].prepend(viewer.el("span", { class: "tag run" }, `run ${viewer.table.run[i]}`));
     }
     const ending = viewer.plainText(viewer.textOf("ending", i));
-    cells.splice(1, 0,
+    cells.splice(2, 0,
       viewer.el("div", { class: "cell c-ending", role: "cell", title: ending }, ending),
       viewer.el("div", { class: "cell c-text", role: "cell" }, marksOf(i), textCell(listed, i)));
     const row = viewer.el("a", { class: "list-row", role: "row", href: viewer.episodeAddress(i),
