@@ -25,6 +25,7 @@ from training.evaluation_config import evaluation_config
 from training.evaluation_summary import Pairing, score_metrics, summarise
 from training.ray_trainer import RayPPOTrainer
 from training.run.checkpoint_contents import LATEST, SAVED_STEPS
+from training.run.checkpoint_folders import CannotResume
 from training.run.evaluated_model import EvaluatedModel
 from training.run.files import write_atomically
 from training.run.roles import Role
@@ -109,14 +110,9 @@ def evaluate_model(
         signals: are not listened to any more once the workers are shut down.
         objects: arguments of the trainer's, as of `build_trainer`.
     """
-    own = evaluation_config(config, model, out)
-    step = model.step if step is None else step
-    roles: dict[Role, type] = {Role.ActorRollout: EvaluationWorker}
-    if own.reward_model.enable:
-        roles[Role.RewardModel] = RewardModelWorker
-    trainer = build_trainer(own, role_worker_mapping=roles, **objects)
+    trainer = _build_trainer(evaluation_config(config, model, out), model, objects)
     try:
-        trainer.global_steps = step
+        trainer.global_steps = model.step if step is None else step
         _require_vocabulary(trainer, model)
         _require_rows(trainer)
         trainer.init_workers()
@@ -126,6 +122,9 @@ def evaluate_model(
         evaluation = _play(trainer, model)
         # Gives the device's memory back, which another model may need.
         engines.sleep_rollout()
+    except Exception as error:
+        _require_still_there(model, error)
+        raise
     finally:
         if signals is not None:
             signals.close()
@@ -133,6 +132,30 @@ def evaluate_model(
     del trainer, engines
     gc.collect()
     return evaluation
+
+
+def _build_trainer(
+    config: PPOConfig, model: EvaluatedModel, objects: Mapping[str, Any]
+) -> RayPPOTrainer:
+    """Builds a trainer that has an engine, and a reward model where rewards need one."""
+    roles: dict[Role, type] = {Role.ActorRollout: EvaluationWorker}
+    if config.reward_model.enable:
+        roles[Role.RewardModel] = RewardModelWorker
+    try:
+        return build_trainer(config, role_worker_mapping=roles, **objects)
+    except Exception as error:
+        _require_still_there(model, error)
+        raise
+
+
+def _require_still_there(model: EvaluatedModel, error: Exception) -> None:
+    """Raises CannotResume where a run that goes on has removed the checkpoint meanwhile."""
+    if model.run_dir is not None and not Path(model.weights.folder).exists():
+        raise CannotResume(
+            f"{model.given}: step {model.step} is gone: its run has removed it for newer ones, or "
+            "somebody else has. Evaluate again, or let the run keep more "
+            "(trainer.max_actor_ckpt_to_keep, trainer.save_freq)"
+        ) from error
 
 
 def _play(trainer: RayPPOTrainer, model: EvaluatedModel) -> Evaluation:

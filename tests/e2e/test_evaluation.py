@@ -18,10 +18,13 @@ from main import run
 from setup import ConfigStore
 from setup import evaluate as api_evaluate
 from tests.conftest import PROJECT
+from tests.e2e.test_dataset_rows import config_of as rows_config
 from tests.e2e.test_training import read_steps, tiny_argv, tiny_config, train
 from training.agent_trainer import AgentTrainer
 from training.building import build_trainer
 from training.config.loader import load_config
+from training.evaluation import evaluate_model, write_evaluation
+from training.run.evaluated_model import find_model
 from training.run.signals import EndingSignals
 
 VAL = "actor_rollout_ref.rollout.val_kwargs"
@@ -190,6 +193,33 @@ def test_an_environment_that_crashes_is_counted_and_said(
     assert 0 < result["failed_episodes"] < 8
     assert result["endings"]["env_crash"] == result["failed_episodes"]
     assert "episodes failed and have reward 0" in capsys.readouterr().out
+
+
+def test_rows_with_tools_are_played_as_in_the_runs_validation(
+    tiny_task: Path, tmp_path: Path
+) -> None:
+    config = rows_config(tiny_task, tmp_path, "trainer.save_freq=2", *SAMPLED)
+    train(config).shutdown()
+    run_dir = tmp_path / "run"
+    evaluation = evaluate_model(config, find_model(str(run_dir), config), tmp_path / "out")
+    assert core(evaluation.metrics) == core(read_steps(run_dir)[-1])
+    result = write_evaluation(evaluation, tmp_path / "out")
+    assert list(result["sources"]) == ["counts", "sums", "all"]
+
+
+def test_two_ranks_evaluate_three_tasks_as_one_rank_does(
+    tiny_task: Path, trained: Path, tmp_path: Path, cluster: None
+) -> None:
+    results = []
+    for ranks in (1, 2):
+        argv = tiny_argv(
+            tiny_task, trained, f"trainer.n_gpus_per_node={ranks}", "data.val_max_samples=3"
+        )
+        words = ("--eval", f"{trained}/global_step_2", "--out", f"{tmp_path}/{ranks}")
+        assert evaluate(*argv, *words) == 0
+        results.append(result_in(tmp_path / f"{ranks}")["by_task"])
+    assert results[0] == results[1]
+    assert len(results[0]) == 3
 
 
 def half(checkpoint: Path) -> None:
