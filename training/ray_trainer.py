@@ -75,7 +75,7 @@ from training.run.run_lock import run_lock
 from training.run.signals import EndingSignals
 from training.run.step_source import GeneratedStep, OnDemandSource, PendingStep, StepSource
 from training.run.step_timer import StepTimer
-from training.run.trackers import open_trackers
+from training.run.trackers import Tracking, open_trackers
 from training.run.worker_group_protocol import RolloutGroup
 from training.step_phases import StepPhases
 from training.validation import validate
@@ -113,6 +113,7 @@ class RayPPOTrainer:
         in_step: the weights are in the midst of a step, which must come to its end before a run can
             be saved.
         multi_turn_rollout: plays the agents of a subclass, which makes it in `init_workers`.
+        val_generations: the last validation's answers that `trainer.log_val_generations` asks for.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class RayPPOTrainer:
         self.global_steps = 0
         self.position = DataPosition()
         self.in_step = False
+        self.val_generations: list[dict[str, Any]] = []
         self.signals = EndingSignals(postpone=lambda: self.in_step)
         # Gives back, in the end, the run's folder, Ray and the workers' processes.
         self.resources: ExitStack | None = None
@@ -246,7 +248,7 @@ class RayPPOTrainer:
         with self.signals, tracking:
             metrics: Metrics = {}
             if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
-                metrics = self.validate()
+                metrics = self._validate_into(tracking)
                 if metrics:
                     tracking.log(metrics, step=self.global_steps)
             if trainer.val_only:
@@ -258,7 +260,7 @@ class RayPPOTrainer:
                 for step in self.training_batches():
                     metrics = self.train_step(step)
                     if self._validates_now():
-                        metrics |= self.validate()
+                        metrics |= self._validate_into(tracking)
                     if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
                     tracking.log(metrics, step=self.global_steps)
@@ -410,6 +412,12 @@ class RayPPOTrainer:
     def validate(self) -> Metrics:
         """Scores the validation prompts, see `training.validation`."""
         return validate(self)
+
+    def _validate_into(self, tracking: Tracking) -> Metrics:
+        """Validates, and hands on the answers that are to be shown."""
+        metrics = self.validate()
+        tracking.log_generations(self.val_generations, step=self.global_steps)
+        return metrics
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> Metrics:
         ranks = self.config.trainer.all_ranks

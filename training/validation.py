@@ -23,6 +23,7 @@ def validate(trainer: Any) -> dict[str, float]:
     """
     if trainer.val_dataloader is None:
         return {}
+    trainer.val_generations = []
     sources: list[str] = []
     uids: list[str] = []
     infos: dict[str, list[Any]] = {}
@@ -60,7 +61,7 @@ def _validate_batch(
     )
     trainer.on_batch(batch)
     left_to_log = settings.log_val_generations - first_group * n
-    _log_generations(trainer, batch, most=left_to_log)
+    trainer.val_generations += _log_generations(trainer, batch, most=left_to_log)
     episodes = EpisodeRows(batch)
     values = {}
     for name, row_values in infos.items():
@@ -69,10 +70,12 @@ def _validate_batch(
     return batch.select_idxs(episodes.first), values
 
 
-def _log_generations(trainer: Any, batch: DataProto, most: int) -> None:
-    """Logs the first rows as text."""
+def _log_generations(trainer: Any, batch: DataProto, most: int) -> list[dict[str, Any]]:
+    """Logs the first rows as text, and returns them."""
     shown = batch.slice(0, max(0, min(most, len(batch))))
-    for row in readable_rows(shown, trainer.tokenizer):
+    rows = list(readable_rows(shown, trainer.tokenizer))
+    for row in rows:
         logger.info(
             "validation, reward %.3f\n%s\n--> %s", row["score"], row["input"], row["output"]
         )
+    return rows
