@@ -60,6 +60,7 @@ from training.run.metrics.step_metrics import (
     compute_throughout_metrics,
     compute_timing_metrics,
 )
+from training.run.progress import Progress
 from training.run.ray_cluster import ray_cluster
 from training.run.recorded_config import record_config
 from training.run.roles import (
@@ -175,6 +176,7 @@ class RayPPOTrainer:
         steps_of_all_epochs = config.trainer.total_epochs * batches_per_epoch
         self.total_training_steps = config.trainer.total_training_steps or steps_of_all_epochs
         self.alarms = Alarms(config, self.total_training_steps, batches_per_epoch, tokenizer)
+        self.progress = Progress(config.trainer.progress)
         self.generator = StepGenerator(self)
         self.step_source = self._make_step_source()
 

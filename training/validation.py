@@ -49,7 +49,8 @@ def _validate_batch(
     """Answers and scores some prompts; returns one row an episode, and its values by name."""
     settings = trainer.config.trainer
     prompts = trainer.prompt_batch(rows, n, first_group, validate=True)
-    batch = trainer._generate_multi_turn_sequences(prompts)
+    with trainer.progress.showing("validation"):
+        batch = trainer._generate_multi_turn_sequences(prompts)
     scores, infos = trainer.score(batch, trainer.val_reward_fn)
     batch.batch["token_level_scores"] = scores
     dump(

@@ -119,6 +119,8 @@ class Engine(ABC):
         updates_in_flight: it takes new weights between two steps while requests run.
         tensor_parallel: several ranks may share one engine.
         takes_adapters: `load_adapter` works.
+        counts_tokens: it adds each token to `PLAYED.tokens` as it is sampled; where it does not,
+            the turn loop adds a turn's once it is there.
         version: of the weights; counts their updates.
     """
 
@@ -126,6 +128,7 @@ class Engine(ABC):
     updates_in_flight = False
     tensor_parallel = False
     takes_adapters = False
+    counts_tokens = False
     version = 0
 
     # What the engine needs of a config: asked of the class, before anything is built.

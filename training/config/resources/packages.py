@@ -62,8 +62,8 @@ def _has_cuda() -> bool:
 def _check_trackers(config: PPOConfig) -> Iterator[str]:
     """Requires the packages of the loggers, each in the Python that it runs in."""
     trainer = config.trainer
-    own = [name for name in trainer.logger if name == "tensorboard"]
-    packages = [name for name in trainer.logger if name in TRACKER_PACKAGES]
+    own: list[str] = [name for name in trainer.logger if name == "tensorboard"]
+    packages: list[str] = [name for name in trainer.logger if name in TRACKER_PACKAGES]
     python = trainer.tracker_python
     if python is None:
         own += packages
