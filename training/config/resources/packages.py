@@ -62,11 +62,10 @@ def _has_cuda() -> bool:
 def _check_trackers(config: PPOConfig) -> Iterator[str]:
     """Requires the packages of the loggers, each in the Python that it runs in."""
     trainer = config.trainer
-    own: list[str] = [name for name in trainer.logger if name == "tensorboard"]
-    packages: list[str] = [name for name in trainer.logger if name in TRACKER_PACKAGES]
     python = trainer.tracker_python
-    if python is None:
-        own += packages
+    packages = [name for name in trainer.logger if name in TRACKER_PACKAGES]
+    runs_here = ("tensorboard", *TRACKER_PACKAGES) if python is None else ("tensorboard",)
+    own = [name for name in trainer.logger if name in runs_here]
     missing = [name for name in own if importlib.util.find_spec(name) is None]
     if missing:
         names = " ".join(missing)

@@ -44,7 +44,7 @@ class TrainerConfig(Section):
     #: seconds for which a tracker may not answer, before its process is ended
     tracker_timeout_s: PositiveFloat = 120.0
     #: the Python that has the trackers' packages; null = the run's own
-    tracker_python: str | None = None
+    tracker_python: InputPath | None = None
     #: how a long generation is shown: auto = a bar in terminals and notebooks, else lines
     progress: Literal["auto", "bar", "lines", "off"] = "auto"
     nnodes: PositiveInt = 1  #: machines
