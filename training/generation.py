@@ -40,6 +40,11 @@ class StepGenerator:
         With `filter_groups` the batch is scored, and has further rows' prompts where a group's
         rewards do not differ.
         """
+        number = self.trainer.global_steps if step is None else step
+        with self.trainer.progress.showing(f"step {number}"):
+            return self._generate(rows, step)
+
+    def _generate(self, rows: Rows, step: int | None) -> tuple[DataProto, Metrics]:
         settings = self.config.algorithm.filter_groups
         if not settings.enable:
             return self._answers(rows, 0, step), {}

@@ -61,6 +61,7 @@ from training.run.metrics.step_metrics import (
     compute_throughout_metrics,
     compute_timing_metrics,
 )
+from training.run.progress import Progress
 from training.run.ray_cluster import ray_cluster
 from training.run.recorded_config import record_config
 from training.run.roles import (
@@ -77,7 +78,7 @@ from training.run.run_record import open_record
 from training.run.signals import EndingSignals
 from training.run.step_source import GeneratedStep, OnDemandSource, PendingStep, StepSource
 from training.run.step_timer import StepTimer
-from training.run.trackers import open_trackers
+from training.run.trackers import Tracking, open_trackers
 from training.run.worker_group_protocol import RolloutGroup
 from training.step_phases import StepPhases
 from training.validation import validate
@@ -115,6 +116,7 @@ class RayPPOTrainer:
         in_step: the weights are in the midst of a step, which must come to its end before a run can
             be saved.
         multi_turn_rollout: plays the agents of a subclass, which makes it in `init_workers`.
+        val_generations: the last validation's answers that `trainer.log_val_generations` asks for.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class RayPPOTrainer:
         self.global_steps = 0
         self.position = DataPosition()
         self.in_step = False
+        self.val_generations: list[dict[str, Any]] = []
         self.signals = EndingSignals(postpone=lambda: self.in_step)
         # Gives back, in the end, the run's folder, Ray and the workers' processes.
         self.resources: ExitStack | None = None
@@ -176,6 +179,7 @@ class RayPPOTrainer:
         self.total_training_steps = config.trainer.total_training_steps or steps_of_all_epochs
         self.alarms = Alarms(config, self.total_training_steps, batches_per_epoch, tokenizer)
         self.recorder = EpisodeRecorder(config, Path(config.episodes_dir).absolute(), tokenizer)
+        self.progress = Progress(config.trainer.progress)
         self.generator = StepGenerator(self)
         self.step_source = self._make_step_source()
 
@@ -251,7 +255,7 @@ class RayPPOTrainer:
         with self.signals, record, tracking, self.recorder.flushed():
             metrics: Metrics = {}
             if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
-                metrics = self.validate()
+                metrics = self._validate_into(tracking)
                 if metrics:
                     tracking.log(metrics, step=self.global_steps)
                     record.add(self.global_steps, metrics)
@@ -264,7 +268,7 @@ class RayPPOTrainer:
                 for step in self.training_batches():
                     metrics = self.train_step(step)
                     if self._validates_now():
-                        metrics |= self.validate()
+                        metrics |= self._validate_into(tracking)
                     if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
                     tracking.log(metrics, step=self.global_steps)
@@ -420,6 +424,12 @@ class RayPPOTrainer:
     def validate(self) -> Metrics:
         """Scores the validation prompts, see `training.validation`."""
         return validate(self)
+
+    def _validate_into(self, tracking: Tracking) -> Metrics:
+        """Validates, and hands on the answers that are to be shown."""
+        metrics = self.validate()
+        tracking.log_generations(self.val_generations, step=self.global_steps)
+        return metrics
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> Metrics:
         ranks = self.config.trainer.all_ranks

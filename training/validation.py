@@ -74,6 +74,7 @@ def validate(trainer: Any) -> dict[str, float]:
 def play_validation(trainer: Any) -> ValidationSamples:
     """Answers and scores the validation prompts, or plays the validation's episodes."""
     samples = ValidationSamples()
+    trainer.val_generations = []
     n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
     trainer.recorder.begin_validation(trainer.global_steps)
     for rows in trainer.val_dataloader:
@@ -93,7 +94,8 @@ def _validate_batch(
     """
     settings = trainer.config.trainer
     prompts = trainer.prompt_batch(rows, n, first_group, validate=True)
-    batch = trainer._generate_multi_turn_sequences(prompts)
+    with trainer.progress.showing("validation"):
+        batch = trainer._generate_multi_turn_sequences(prompts)
     scores, infos = trainer.score(batch, trainer.val_reward_fn)
     batch.batch["token_level_scores"] = scores
     trainer.recorder.scored(batch)
@@ -106,7 +108,7 @@ def _validate_batch(
     )
     trainer.on_batch(batch)
     left_to_log = settings.log_val_generations - first_group * n
-    _log_generations(trainer, batch, most=left_to_log)
+    trainer.val_generations += _log_generations(trainer, batch, most=left_to_log)
     episodes = EpisodeRows(batch)
     values = {}
     for name, row_values in infos.items():
@@ -116,10 +118,12 @@ def _validate_batch(
     return batch.select_idxs(episodes.first), values, [int(count) for count in sampled]
 
 
-def _log_generations(trainer: Any, batch: DataProto, most: int) -> None:
-    """Logs the first rows as text."""
+def _log_generations(trainer: Any, batch: DataProto, most: int) -> list[dict[str, Any]]:
+    """Logs the first rows as text, and returns them."""
     shown = batch.slice(0, max(0, min(most, len(batch))))
-    for row in readable_rows(shown, trainer.tokenizer):
+    rows = list(readable_rows(shown, trainer.tokenizer))
+    for row in rows:
         logger.info(
             "validation, reward %.3f\n%s\n--> %s", row["score"], row["input"], row["output"]
         )
+    return rows

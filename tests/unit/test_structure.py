@@ -62,6 +62,7 @@ UPWARD = {
 }
 HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
 HEAVY += ("gymnasium", "textarena", "textworld", "verifiers", "peft")
+HEAVY += ("mlflow", "swanlab", "trackio", "clearml")
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:

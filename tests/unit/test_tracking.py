@@ -171,7 +171,7 @@ def test_a_tracker_that_cannot_open_warns_and_the_run_goes_on(tmp_path, capsys, 
 
 def test_console_shows_progress_and_the_time_left(tmp_path, capsys, monkeypatch):
     clock = iter([100.0, 110.0])
-    monkeypatch.setattr("training.run.trackers.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("training.run.trackers.console.time.monotonic", lambda: next(clock))
     with Tracking("p", "e", "console", {}, tmp_path, resume_step=1, total_steps=6) as tracking:
         tracking.log({"critic/score/mean": 0.5}, step=3)
     assert capsys.readouterr().out == "step     3/6 | reward  0.5000 | left 0:00:15\n"

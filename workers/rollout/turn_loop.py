@@ -23,6 +23,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch.distributed as dist
 
+from data.play_counts import PLAYED
 from data.protocol import DataProto
 from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import WATCHDOG, beat
@@ -130,6 +131,8 @@ class TurnLoop:
     def add(self, batch: Batch) -> None:
         """Takes a batch in, to be played with those that are there."""
         WATCHDOG.show(describe_unfinished, self)
+        if is_leader(self.group):
+            PLAYED.begin(self, len(batch.episodes))
         batch.left = len(batch.episodes)
         if batch.left:
             self.batches.append(batch)
@@ -207,6 +210,8 @@ class TurnLoop:
         if isinstance(answer, Completion) and not answer.versions:
             sampled_now = VersionSpan(self.engine.version, 0, len(answer.token_ids))
             answer = replace(answer, versions=(sampled_now,))
+        if isinstance(answer, Completion):
+            self._count(answer)
         self.sampling.discard(key)
         self.stepping.discard(key)
         play = self.running[key].play
@@ -221,6 +226,11 @@ class TurnLoop:
             self._end(key)
             return
         self._ask_environment(key, request)
+
+    def _count(self, turn: Completion) -> None:
+        """Counts a turn's tokens, once in the engine's group, unless the engine has done it."""
+        if is_leader(self.group) and not self.engine.counts_tokens:
+            PLAYED.tokens += len(turn.token_ids)
 
     def _submit(self, key: int, request: Sample) -> Ended | None:
         """Submits a turn; returns how its episode ends where the engine refuses it."""
@@ -296,6 +306,8 @@ class TurnLoop:
             batch.waiting.append((episode, key))
             return
         batch.left -= 1
+        if is_leader(self.group):
+            PLAYED.ended += 1
         if not batch.left:
             self.batches.remove(batch)
             self.ended.append(batch)
