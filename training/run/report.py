@@ -148,11 +148,6 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     figure.savefig(run_dir / "report.png")
 
 
-def is_validation_reward(name: str) -> bool:
-    """Checks whether a metric is a source's mean reward in validation."""
-    return name.startswith("val-core/") and name.rsplit("/", 1)[-1].startswith("mean@")
-
-
 def main(argv: Sequence[str]) -> None:
     """Answers the command line.
 
