@@ -56,14 +56,9 @@ from training.run.data_position import (
 )
 from training.run.episode_files import dump
 from training.run.episode_recorder import EpisodeRecorder
-from training.run.metrics.step_metrics import (
-    compute_data_metrics,
-    compute_throughout_metrics,
-    compute_timing_metrics,
-)
+from training.run.metrics.step_metrics import compute_step_metrics
 from training.run.progress import Progress
 from training.run.ray_cluster import ray_cluster
-from training.run.recorded_config import record_config
 from training.run.roles import (
     ResourcePoolManager,
     Role,
@@ -74,11 +69,10 @@ from training.run.roles import need_critic as need_critic
 from training.run.roles import need_reference_policy as need_reference_policy
 from training.run.roles import need_reward_model as need_reward_model
 from training.run.run_lock import run_lock
-from training.run.run_record import open_record
+from training.run.run_log import RunLog
 from training.run.signals import EndingSignals
 from training.run.step_source import GeneratedStep, OnDemandSource, PendingStep, StepSource
 from training.run.step_timer import StepTimer
-from training.run.trackers import Tracking, open_trackers
 from training.run.worker_group_protocol import RolloutGroup
 from training.step_phases import StepPhases
 from training.validation import validate
@@ -116,7 +110,8 @@ class RayPPOTrainer:
         in_step: the weights are in the midst of a step, which must come to its end before a run can
             be saved.
         multi_turn_rollout: plays the agents of a subclass, which makes it in `init_workers`.
-        val_generations: the last validation's answers that `trainer.log_val_generations` asks for.
+        val_generations: a validation's answers that trackers are still to show, as many as
+            `trainer.log_val_generations` asks for.
     """
 
     def __init__(
@@ -247,18 +242,11 @@ class RayPPOTrainer:
             self.init_workers()
         if self.global_steps == 0:
             self.load_checkpoint()
-        changes = record_config(self.run_dir, self.config, self.global_steps)
-        tracking = open_trackers(
-            self.config, self.run_dir, self.global_steps, self.total_training_steps
-        )
-        record = open_record(self, changes)
-        with self.signals, record, tracking, self.recorder.flushed():
+        with self.signals, RunLog(self) as log:
             metrics: Metrics = {}
             if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
-                metrics = self._validate_into(tracking)
-                if metrics:
-                    tracking.log(metrics, step=self.global_steps)
-                    record.add(self.global_steps, metrics)
+                metrics = self.validate()
+                log.add(metrics)
             if trainer.val_only:
                 return metrics
             self._warn_if_nothing_to_train()
@@ -268,11 +256,10 @@ class RayPPOTrainer:
                 for step in self.training_batches():
                     metrics = self.train_step(step)
                     if self._validates_now():
-                        metrics |= self._validate_into(tracking)
+                        metrics |= self.validate()
                     if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
-                    tracking.log(metrics, step=self.global_steps)
-                    record.add(self.global_steps, metrics, self.alarms.said)
+                    log.add(metrics)
                     self.on_step(metrics)
                     self.saver.poll()
                     self._end_step()
@@ -425,20 +412,11 @@ class RayPPOTrainer:
         """Scores the validation prompts, see `training.validation`."""
         return validate(self)
 
-    def _validate_into(self, tracking: Tracking) -> Metrics:
-        """Validates, and hands on the answers that are to be shown."""
-        metrics = self.validate()
-        tracking.log_generations(self.val_generations, step=self.global_steps)
-        return metrics
-
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> Metrics:
-        ranks = self.config.trainer.all_ranks
         return {
             "training/global_step": self.global_steps,
             "training/epoch": self.position.epoch,
-            **compute_data_metrics(batch, use_critic="values" in batch.batch),
-            **compute_timing_metrics(batch, timer.seconds),
-            **compute_throughout_metrics(batch, timer.seconds, ranks),
+            **compute_step_metrics(batch, timer.seconds, self.config.trainer.all_ranks),
             **metrics_of_episodes(self.multi_turn_rollout, self.global_steps),
         }
 

@@ -210,5 +210,5 @@ def open_record(trainer: Any, changes: Changes) -> RunRecord:
         trainer.global_steps,
         trainer.total_training_steps,
         changes,
-        has_page="file" in settings.trackers,
+        has_page="file" in settings.logger,
     )

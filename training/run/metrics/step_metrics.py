@@ -175,6 +175,17 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
     return metrics
 
 
+def compute_step_metrics(
+    batch: DataProto, timing_raw: Mapping[str, float], ranks: int
+) -> dict[str, float]:
+    """Measures a step: its data, where its time went, and its throughput on so many ranks."""
+    return {
+        **compute_data_metrics(batch, use_critic="values" in batch.batch),
+        **compute_timing_metrics(batch, timing_raw),
+        **compute_throughout_metrics(batch, timing_raw, ranks),
+    }
+
+
 def compute_throughout_metrics(
     batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int
 ) -> dict[str, float]:
