@@ -183,6 +183,8 @@ def write_shards(weights: Iterator[tuple[str, Tensor]], out: Path) -> None:
         _save(tensors, out / f"{number}.part")
         shards.append(list(tensors))
         total += sum(tensor.nbytes for tensor in tensors.values())
+        # Before the next ones are gathered.
+        tensors.clear()
     if len(shards) == 1:
         (out / "0.part").rename(out / "model.safetensors")
         return
