@@ -171,9 +171,12 @@ def test_ctrl_c_ends_a_chat_with_its_record(tiny_game: Path, tmp_path: Path) -> 
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("guess\n")
         process.stdin.flush()
-        # The policy has answered: it is the person's turn.
-        while "turn 1 of 4" not in (line := process.stdout.readline()):
-            assert line
+        # The policy has answered, and the person is asked.
+        shown = ""
+        while not ("turn 1 of 4" in shown and shown.endswith("environment> ")):
+            character = process.stdout.read(1)
+            assert character, shown
+            shown += character
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait(60) == 0
