@@ -33,7 +33,8 @@ FATES = {
     "rejected": "Rollout correction rejected it.",
 }
 CODES = {name: code for code, name in enumerate(FATES)}
-SYLLABLES = "ba co di fu ge hi jo ku la me ni po qua ri so tu ve wi xo yu za shi tra blo".split()
+SYLLABLES = ["ba", "co", "di", "fu", "ge", "hi", "jo", "ku", "la", "me", "ni", "po", "qua", "ri"]
+SYLLABLES += ["so", "tu", "ve", "wi", "xo", "yu", "za", "shi", "tra", "blo"]
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def test_a_tokens_card_shows_the_batch_that_was_trained_on(
         browser.open(page(tmp_path / "run", place))
         told = numbers_of_card(browser)
         compared = 0
-        for name in batch.batch.keys():
+        for name in batch.batch.keys():  # noqa: SIM118  (a TensorDict's iterator gives rows)
             if name in told and batch.batch[name].shape == batch.batch["response_mask"].shape:
                 assert float(told[name]) == pytest.approx(float(batch.batch[name][row, token]))
                 compared += 1

@@ -272,9 +272,7 @@ def test_several_rows_of_an_episode_share_its_path(tmp_path: Path) -> None:
     episodes[0]["rows"].append(second)
     write_lines(tmp_path, 1, [episodes[0], *episodes[2:]])
     batch = dict(np.load(folder / "1.npz"))
-    batch["episode_id"] = np.where(
-        np.arange(16) == 1, batch["episode_id"][0], batch["episode_id"]
-    )
+    batch["episode_id"] = np.where(np.arange(16) == 1, batch["episode_id"][0], batch["episode_id"])
     batch["episode_row"][1] = 1
     np.savez(folder / "1.npz", **batch)
     page, columns = pages(make_viewer(tmp_path))["episode-1-0-0"]
@@ -303,3 +301,57 @@ def test_a_viewer_is_replaced_by_a_newer_one(tmp_path: Path) -> None:
     (folder / "2.jsonl").unlink()
     assert {row["step"] for row in listed(make_viewer(tmp_path))} == {1}
     assert (viewer / "index.html").exists() and not (tmp_path / "viewer.new").exists()
+
+
+ODD = (None, 0, -1, 1e400, 10**400, True, "", "x" * 1000, [], {}, [[]], [{}], {"a": [1]}, [None])
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{type(odd).__name__} {str(odd)[:9]}")
+def test_an_odd_entry_costs_at_most_its_episode(tmp_path: Path, odd: object) -> None:
+    make_run(tmp_path, Made(steps=1, groups=12, members=4))
+    episodes = lines_of(tmp_path, 1)
+    entries = list(episodes[0])
+    changed = [(name,) for name in entries]
+    changed += [("turns", name) for name in episodes[0]["turns"][0]]
+    changed += [("rows", name) for name in episodes[0]["rows"][0]]
+    for episode, (name, *inner) in zip(episodes[: len(changed)], changed, strict=False):
+        if inner:
+            episode[name][0][inner[0]] = odd
+        else:
+            episode[name] = odd
+    last = episodes[-1]["episode_id"]
+    write_lines(tmp_path, 1, episodes)
+    viewer = make_viewer(tmp_path)
+    rows = listed(viewer)
+    lost = len(episodes) - len(rows)
+    assert lost == sum("line" in fault for fault in manifest(viewer)["faults"])
+    page, _ = pages(viewer)[last]
+    assert page["path"]["check"]["agrees"]
+    assert [row["text_page"] for row in rows] == sorted(row["text_page"] for row in rows)
+
+
+def test_a_deeply_nested_task_is_cut(tmp_path: Path) -> None:
+    make_run(tmp_path, Made(steps=1))
+    episodes = lines_of(tmp_path, 1)
+    deep: object = "end"
+    for _ in range(400):
+        deep = [deep]
+    episodes[0]["task"] = {"deep": deep}
+    write_lines(tmp_path, 1, episodes)
+    page, _ = pages(make_viewer(tmp_path))["episode-1-0-0"]
+    assert "…" in json.dumps(page["facts"]["task"], ensure_ascii=False)
+
+
+def test_columns_that_no_page_can_hold_are_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, Made(steps=1))
+    batch = dict(np.load(folder / "1.npz"))
+    batch["entropy"] = batch["entropy"].astype(complex)
+    batch["values"] = batch["advantages"][:-3]
+    meta = json.loads(str(batch["meta"]))
+    batch["meta"] = np.array(json.dumps({**meta, "gamma": "much"}))
+    np.savez(folder / "1.npz", **batch)
+    viewer = make_viewer(tmp_path)
+    faults = " ".join(manifest(viewer)["faults"])
+    assert "entropy is complex128" in faults and "values is float32" in faults
+    _, (columns,) = pages(viewer)["episode-1-0-0"]
+    assert "entropy" not in columns and "advantages" in columns

@@ -33,7 +33,8 @@ def test_numbers_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_headers_hold_what_json_has_not(tmp_path: Path) -> None:
     nasty = "</script>\u2028\x00\ud800\u202e"
-    header = {"text": nasty, "numbers": [float("nan"), float("inf"), np.float32(0.5)], "path": tmp_path}
+    numbers = [float("nan"), float("inf"), np.float32(0.5)]
+    header = {"text": nasty, "numbers": numbers, "path": tmp_path}
     folder = DataFolder(tmp_path)
     folder.write("list/0", header, {})
     read, _ = unpack(tmp_path / "list/0.js")

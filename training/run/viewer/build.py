@@ -16,7 +16,12 @@ import numpy as np
 
 from training.run.viewer.credit_path import credit_path
 from training.run.viewer.data_files import DataFolder
-from training.run.viewer.episode_pages import EpisodePages, TextPages, episode_texts
+from training.run.viewer.episode_pages import (
+    EpisodePages,
+    PageEpisode,
+    TextPages,
+    episode_texts,
+)
 from training.run.viewer.list_columns import (
     EpisodeList,
     beginning,
@@ -49,6 +54,16 @@ from training.run.viewer.update_columns import read_update
 ASSETS = Path(__file__).parent / "assets"
 # A viewer's folder has it; no other folder is replaced.
 MARK = "manifest.js"
+# What a record that holds something else than it should makes the code below raise.
+DAMAGE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 # So many faults are told one by one.
 MOST_FAULTS = 200
 
@@ -75,6 +90,17 @@ class Outline:
     uid: str
     episode_id: str
     reward: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """Holds what all episodes of a file share while they are written."""
+
+    run: RunFolder
+    file: RecordFile
+    update: StepUpdate | None
+    credit: StepCredit | None
+    texts: TokenTexts
 
 
 @dataclass
@@ -154,22 +180,38 @@ class ViewerBuilder:
     def _add_step(self, run: RunFolder, file: RecordFile, texts: TokenTexts) -> None:
         """Writes the episodes of a step, or of a validation."""
         update = self._read_update(run, file)
-        step = StepReader(file, update)
-        for outline_fault in step.faults:
-            self.report.add_fault(f"{run.label}: {outline_fault}")
-        credit = step.credit(run.folder) if update is not None else None
-        self._note_step(run, file, update)
+        reader = StepReader(file, update)
+        credit = None
+        if update is not None:
+            try:
+                credit = reader.credit(run.folder)
+            except DAMAGE as error:
+                self.report.add_fault(f"{run.label}: {file.update_path.name}: {error}")
+        step = Step(run, file, update, credit, texts)
+        self._note_step(step)
         self.report.steps += 1
-        for group in step.groups():
+        for group in reader.groups():
             rewards = {outline.reward for outline in group}
             no_spread = len(group) > 1 and len(rewards) == 1
             for outline in group:
-                episode = step.read(outline)
-                if episode is not None:
-                    self._add_episode(run, file, episode, update, credit, no_spread, texts)
-                if self._pages.is_overfull:
-                    self._pages.write()
+                self._add_line(reader, outline, step, no_spread)
             self._pages.end_of_group()
+        for fault in reader.faults:
+            self.report.add_fault(f"{run.label}: {fault}")
+
+    def _add_line(
+        self, reader: "StepReader", outline: Outline, step: Step, no_spread: bool
+    ) -> None:
+        """Writes the episode of a line; what its record lacks costs that episode alone."""
+        try:
+            episode = reader.read(outline)
+            prepared = None if episode is None else self._prepare(episode, step, no_spread)
+        except DAMAGE as error:
+            where = f"{step.file.path.name} line {outline.line.number}"
+            reader.faults.append(f"{where} cannot be shown: {error!r}")
+            return
+        if prepared is not None:
+            self._add_prepared(prepared)
 
     def _read_update(self, run: RunFolder, file: RecordFile) -> StepUpdate | None:
         """Reads what the step's update was given; None where there is none."""
@@ -187,42 +229,25 @@ class ViewerBuilder:
             self._sentences.update({str(k): str(v) for k, v in sentences.items()})
         return StepUpdate.of(columns, self._fates)
 
-    def _note_step(self, run: RunFolder, file: RecordFile, update: StepUpdate | None) -> None:
+    def _note_step(self, step: Step) -> None:
         """Keeps what the pages say of the step's settings."""
-        meta = {} if update is None else dict(update.columns.meta)
+        meta = {} if step.update is None else dict(step.update.columns.meta)
         for name in ("fates", "columns", "dropped", "metrics"):
             meta.pop(name, None)
-        self._steps.append(
-            {"run": run.number, "kind": file.kind, "step": file.step, "settings": meta}
-        )
+        place = {"run": step.run.number, "kind": step.file.kind, "step": step.file.step}
+        self._steps.append({**place, "settings": meta})
 
-    def _add_episode(
-        self,
-        run: RunFolder,
-        file: RecordFile,
-        episode: RecordedEpisode,
-        update: StepUpdate | None,
-        credit: StepCredit | None,
-        no_spread: bool,
-        texts: TokenTexts,
-    ) -> None:
-        """Writes one episode: its page, its texts and its row of the list."""
-        number = self._list.episodes
-        rows, faults = token_columns(episode, update, file.kind, self._fates)
-        path = credit_path(episode, join_rows(rows), credit)
-        page, place = self._pages.add(episode, rows, path, faults, texts)
-        searched = episode_texts(episode)
-        self._index.add(number, searched)
-        marks = flags(episode, rows, file.step)
+    def _prepare(self, episode: RecordedEpisode, step: Step, no_spread: bool) -> "Prepared":
+        """Works out all that is shown of an episode, before any of it is written."""
+        rows, faults = token_columns(episode, step.update, step.file.kind, self._fates)
+        path = credit_path(episode, join_rows(rows), step.credit)
+        marks = flags(episode, rows, step.file.step)
         marks["no_spread"] = no_spread
         row = {
-            **list_numbers(episode, rows, gradient_of(update, rows)),
-            "run": run.number,
-            "val": int(file.kind == "val"),
-            "step": file.step,
-            "page": page,
-            "in_page": place,
-            "text_page": self._texts.add(number, searched),
+            **list_numbers(episode, rows, gradient_of(step.update, rows)),
+            "run": step.run.number,
+            "val": int(step.file.kind == "val"),
+            "step": step.file.step,
             "fates": fate_bits(rows),
             "flags": marks,
             "episode_id": episode.episode_id,
@@ -233,9 +258,20 @@ class ViewerBuilder:
             "beginning": beginning(episode),
             "tools": "\n".join(tool_names(episode)),
         }
-        self._list.add(row)
+        page = PageEpisode.of(episode, rows, path, faults, step.texts)
+        return Prepared(row, page, episode_texts(episode))
+
+    def _add_prepared(self, prepared: "Prepared") -> None:
+        """Writes an episode: its page, its texts and its row of the list."""
+        number = self._list.episodes
+        page, place = self._pages.add(prepared.page)
+        self._index.add(number, prepared.texts)
+        text_page = self._texts.add(number, prepared.texts)
+        self._list.add({**prepared.row, "page": page, "in_page": place, "text_page": text_page})
         self.report.episodes += 1
-        self.report.tokens += sum(len(recorded) for recorded in episode.rows)
+        self.report.tokens += prepared.page.tokens
+        if self._pages.is_overfull:
+            self._pages.write()
 
     def finish(self, runs: Sequence[RunFolder]) -> None:
         """Writes what waits, the index and the manifest."""
@@ -263,6 +299,15 @@ class ViewerBuilder:
         DataFolder(self._folder).write("manifest", manifest, {})
         files = [path for path in self._folder.rglob("*") if path.is_file()]
         self.report.size = sum(path.stat().st_size for path in files)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Holds an episode's row of the list, its page, and the texts that are searched."""
+
+    row: dict[str, Any]
+    page: PageEpisode
+    texts: list[str]
 
 
 def gradient_of(update: StepUpdate | None, rows: list[Any]) -> float:

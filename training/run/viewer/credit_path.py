@@ -27,7 +27,7 @@ FORMULAS = {
     "maxrl": "(score - mean of the group) / mean of the group",
     "gdpo": "each kind of reward normalised in the group, summed, whitened over the batch's tokens",
     "gae": "sum of (gamma lam)^l delta_{t+l}, delta = reward + gamma V_next - V, then whitened",
-    "turn_gae": "GAE over turns, inside each turn GAE over tokens towards its return, then whitened",
+    "turn_gae": "GAE over turns, in each turn GAE over tokens towards its return, then whitened",
     "turn_return": "turn's return - mean return of that turn in the group's other episodes",
     "gigpo": "GRPO's of the episode + weight x comparison among turns that began in the same state",
     "reinforce_plus_plus": "return from the token on, whitened over the batch's tokens",

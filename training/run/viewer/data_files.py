@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 8
+# A record's own lists and dicts are shown down to here.
+MOST_NESTED = 60
 # Small dtypes that JavaScript has typed arrays for.
 DTYPES = {"<f4", "<f8", "<i4", "<i2", "|i1", "|u1", "<u4", "<u2"}
 
@@ -57,14 +59,19 @@ def pack(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
     return b"".join([len(text).to_bytes(4, "little"), text, *blocks])
 
 
-def plain(value: Any) -> Any:
-    """Returns what JSON can hold: numbers that are not finite, and other objects, as text."""
+def plain(value: Any, depth: int = 0) -> Any:
+    """Returns what JSON can hold: numbers that are not finite, and other objects, as text.
+
+    What lies more than MOST_NESTED deep is left out.
+    """
+    if isinstance(value, dict | list | tuple) and depth == MOST_NESTED:
+        return "…"
     if isinstance(value, dict):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry, depth + 1) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [plain(entry, depth + 1) for entry in value]
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return plain(value.item(), depth)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if value is None or isinstance(value, str | int | float):

@@ -4,11 +4,12 @@ Invariant: the members of a group are in one file where they fit, as they are sh
 is closed once it is about PAGE_BYTES long.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from training.run.viewer.data_files import DataFolder
+from training.run.viewer.data_files import DataFolder, plain
 from training.run.viewer.records import RecordedEpisode, all_texts, as_text, message_text
 from training.run.viewer.token_columns import RowTokens
 from training.run.viewer.token_texts import TokenTexts
@@ -26,6 +27,58 @@ def numbered(name: str, number: int) -> str:
     return f"{name}/{number // FOLDER_FILES}/{number}"
 
 
+@dataclass(frozen=True)
+class PageEpisode:
+    """Holds what a page shows of an episode.
+
+    Attributes:
+        description: in JSON's types.
+        arrays: by "row.column".
+        vocabulary: the text of each token id that occurs.
+        tokens: of its responses, counted.
+    """
+
+    description: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    vocabulary: dict[int, str]
+    tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        episode: RecordedEpisode,
+        rows: list[RowTokens],
+        path: dict[str, Any],
+        faults: list[str],
+        texts: TokenTexts,
+    ) -> "PageEpisode":
+        """Gathers an episode's description, arrays and token texts."""
+        arrays: dict[str, np.ndarray] = {}
+        vocabulary: dict[int, str] = {}
+        described = []
+        for number, (row, recorded) in enumerate(zip(rows, episode.rows, strict=True)):
+            ids = {
+                "prompt_ids": recorded.prompt_ids,
+                "response_ids": recorded.tokens["response_ids"],
+            }
+            for one in np.unique(np.concatenate(list(ids.values()))).tolist():
+                vocabulary[one] = texts.of(one)
+            for name, array in {**ids, **row.columns}.items():
+                arrays[f"{number}.{name}"] = array
+            described.append(
+                {
+                    "columns": list(row.columns),
+                    "parent": recorded.parent,
+                    "in_update": row.place is not None,
+                    "texts": texts.joined(ids["response_ids"]),
+                    "prompt_texts": texts.joined(ids["prompt_ids"]),
+                }
+            )
+        description = plain(describe(episode, described, path, faults))
+        tokens = sum(len(recorded) for recorded in episode.rows)
+        return cls(description, arrays, vocabulary, tokens)
+
+
 class EpisodePages:
     """Collects episodes until a file is full."""
 
@@ -37,36 +90,14 @@ class EpisodePages:
         self._vocabulary: dict[int, str] = {}
         self._bytes = 0
 
-    def add(
-        self,
-        episode: RecordedEpisode,
-        rows: list[RowTokens],
-        path: dict[str, Any],
-        faults: list[str],
-        texts: TokenTexts,
-    ) -> tuple[int, int]:
+    def add(self, episode: PageEpisode) -> tuple[int, int]:
         """Adds an episode; returns the number of its file and its place in that."""
         place = len(self._episodes)
-        described = []
-        for number, (row, recorded) in enumerate(zip(rows, episode.rows, strict=True)):
-            response_ids = recorded.tokens["response_ids"]
-            for one in np.unique(np.concatenate([recorded.prompt_ids, response_ids])).tolist():
-                self._vocabulary[one] = texts.of(one)
-            arrays = {"prompt_ids": recorded.prompt_ids, "response_ids": response_ids}
-            arrays.update(row.columns)
-            for name, array in arrays.items():
-                self._arrays[f"{place}.{number}.{name}"] = array
-                self._bytes += array.nbytes
-            described.append(
-                {
-                    "columns": list(row.columns),
-                    "parent": recorded.parent,
-                    "in_update": row.place is not None,
-                    "texts": texts.joined(response_ids),
-                    "prompt_texts": texts.joined(recorded.prompt_ids),
-                }
-            )
-        self._episodes.append(describe(episode, described, path, faults))
+        self._episodes.append(episode.description)
+        self._vocabulary |= episode.vocabulary
+        for name, array in episode.arrays.items():
+            self._arrays[f"{place}.{name}"] = array
+            self._bytes += array.nbytes
         return self.page, place
 
     def end_of_group(self) -> None:
@@ -100,9 +131,7 @@ def describe(
     faults: list[str],
 ) -> dict[str, Any]:
     """Returns all of an episode but its arrays."""
-    facts = {
-        name: value for name, value in episode.entries.items() if name not in SHOWN_ELSEWHERE
-    }
+    facts = {name: value for name, value in episode.entries.items() if name not in SHOWN_ELSEWHERE}
     return {
         "id": episode.episode_id,
         "uid": episode.uid,

@@ -6,7 +6,6 @@ kept once.
 
 import hashlib
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,11 +72,13 @@ def tool_names(episode: RecordedEpisode) -> list[str]:
     """Lists the tools that were called, each once."""
     calls = episode.entries.get("tool_calls")
     if not isinstance(calls, list):
-        calls = [call for turn in episode.turns for call in turn.get("tool_calls") or []]
-    names = Counter(
-        as_text(call.get("name", "")) for call in calls if isinstance(call, dict) and "name" in call
-    )
-    return sorted(names)
+        of_turns = [turn.get("tool_calls") for turn in episode.turns]
+        calls = [call for listed in of_turns if isinstance(listed, list) for call in listed]
+    return sorted({as_text(call["name"]) for call in calls if _is_named(call)})
+
+
+def _is_named(call: Any) -> bool:
+    return isinstance(call, dict) and "name" in call
 
 
 def list_numbers(
@@ -113,7 +114,7 @@ def engine_column(rows: list[RowTokens]) -> str:
 
 
 def trainer_column(rows: list[RowTokens]) -> str:
-    """Returns the name of the trainer's: of an update alone on its step they are the last pass's."""
+    """Returns the name of the trainer's log-probs: those of the pass where there were no others."""
     has_old = any("old_log_probs" in row.columns for row in rows)
     return "old_log_probs" if has_old else "log_prob"
 
@@ -130,8 +131,9 @@ def _largest(rows: list[RowTokens], first: str, second: str) -> float:
         if first in columns and second in columns:
             sampled = columns["sampled"] > 0
             differences = np.abs(columns[first] - columns[second])[sampled]
-            if len(differences):
-                largest = float(np.fmax(largest, np.nanmax(differences, initial=0.0)))
+            known = differences[~np.isnan(differences)]
+            if len(known):
+                largest = float(np.fmax(largest, known.max()))
     return largest
 
 
@@ -140,7 +142,7 @@ def _mean(rows: list[RowTokens], name: str, less: str | None = None) -> float:
     total, count = 0.0, 0
     for row in rows:
         columns = row.columns
-        if name not in columns or less is not None and less not in columns:
+        if name not in columns or (less is not None and less not in columns):
             continue
         mask = _loss_mask(columns)
         values = columns[name] if less is None else columns[name] - columns[less]

@@ -18,7 +18,7 @@ from data.packed_arrays import unpack_array
 
 Kind = Literal["train", "val"]
 # Of a file's name: kind and step.
-EPISODE_FILE = re.compile(r"(?P<val>val-)?(?P<step>\d+)\.jsonl")
+EPISODE_FILE = re.compile(r"(?P<val>val-)?(?P<step>\d{1,9})\.jsonl")
 # The arrays of a row that have one entry a token of the response.
 PER_TOKEN = {
     "response_ids": "<i4",
@@ -78,8 +78,12 @@ class RecordedEpisode:
     def number(self, name: str, default: float = float("nan")) -> float:
         """Returns an entry that is a number; `default` where it is none."""
         value = self.entries.get(name)
-        is_number = isinstance(value, int | float)
-        return float(value) if is_number else default
+        if not isinstance(value, int | float):
+            return default
+        try:
+            return float(value)
+        except OverflowError:
+            return default
 
     def text(self, name: str) -> str:
         """Returns an entry as text; nothing where it is null or missing."""

@@ -1,4 +1,4 @@
-"""Computes a step's advantages again from what was recorded, with the estimators that training uses.
+"""Computes a step's advantages again from what was recorded, by the estimators of training.
 
 Invariant: what is computed here never replaces what was recorded; the two are shown beside each
 other, and where they differ the page says by how much.
@@ -283,7 +283,7 @@ def _what_is_missing(estimator: str, batch: DataProto) -> str:
     missing = []
     for name in algos.estimator_needs(estimator):
         is_field = name in FIELDS and name not in batch.batch and name not in batch.non_tensor_batch
-        if name in NOT_RECORDED or is_field and name != "turn_ids":
+        if name in NOT_RECORDED or (is_field and name != "turn_ids"):
             missing.append(name)
     if missing:
         return f"{estimator} also reads {', '.join(missing)}, which is not recorded"
@@ -299,4 +299,3 @@ def state_deltas(
     following = np.append(own[1:], 0.0)
     deltas[sampled] = rewards[sampled] + gamma * following - own
     return deltas
-

@@ -84,11 +84,11 @@ class TokenTexts:
         try:
             anchor, before = self._anchor_text()
             text = self._tokenizer.decode([*anchor, token_id])
+            if anchor and text.startswith(before):
+                return text[len(before) :]
+            return self._tokenizer.decode([token_id])
         except Exception:  # an id that the vocabulary lacks raises what its library likes
             return f"#{token_id} "
-        if anchor and text.startswith(before):
-            return text[len(before) :]
-        return self._tokenizer.decode([token_id])
 
     def _anchor_text(self) -> tuple[list[int], str]:
         """Returns ids, and their text, behind which another's leading space is kept."""

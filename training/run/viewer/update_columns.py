@@ -96,13 +96,18 @@ def read_update(path: Path) -> UpdateColumns:
     for name, array in arrays.items():
         if name in ROW_COLUMNS and array.shape == (size,):
             rows[name] = np.asarray(array)
-        elif name not in ROW_COLUMNS and array.shape == (int(offsets[-1]),):
+        elif name not in ROW_COLUMNS and array.shape == (int(offsets[-1]),) and _is_number(array):
             tokens[name] = array
         else:
-            faults.append(f"{path.name}: {name} has the shape {array.shape} and is left out")
+            faults.append(f"{path.name}: {name} is {array.dtype} {array.shape} and is left out")
     if not {"episode_id", "episode_row"} <= rows.keys():
         raise ValueError(f"{path.name}: its rows have no names of one length")
     return UpdateColumns(meta, rows, tokens, offsets, tuple(faults))
+
+
+def _is_number(array: np.ndarray) -> bool:
+    """Returns whether a page can hold the array's entries."""
+    return array.dtype.kind in "biuf" and array.itemsize <= 8
 
 
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -126,7 +131,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
                 shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
             else:
                 shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-            if dtype.hasobject or fortran and len(shape) > 1:
+            if dtype.hasobject or (fortran and len(shape) > 1):
                 raise ValueError(f"{entry.filename} is no plain array")
             length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             if file.tell() + length > size:
