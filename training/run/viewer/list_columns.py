@@ -31,6 +31,7 @@ NUMBERS = (
     "gradient",
     "seconds",
     "attempts",
+    "rows",
 )
 FLAGS = ("no_spread", "empty", "stale", "masked", "failed", "cut")
 FAILURES = ("env_crash", "env_timeout", "engine_error", "error")
@@ -95,6 +96,7 @@ def list_numbers(
         "reward": episode.number("reward"),
         "tokens": float(sampled_tokens),
         "turns": float(len(episode.turns)),
+        "rows": float(len(rows)),
         "seconds": episode.number("seconds"),
         "attempts": episode.number("attempts", default=episode.number("attempt", 0.0) + 1),
         "gradient": gradient,

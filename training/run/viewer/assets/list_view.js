@@ -23,6 +23,7 @@
     step: "step", reward: "reward", advantage: "advantage", tokens: "tokens", turns: "turns",
     mismatch: "mismatch", ratio: "ratio", entropy: "entropy", kl: "KL", gradient: "gradient",
     seconds: "seconds", attempts: "times played",
+    rows: "rows",
   };
   const MARKS = [
     ["failed", "failed"], ["no_spread", "no spread"], ["empty", "empty"], ["stale", "stale"],
@@ -216,6 +217,10 @@
   function marksOf(i) {
     const marks = MARKS.filter(([name]) => viewer.table[name][i]).map(([name, label]) =>
       viewer.el("span", { class: `tag m-${name}` }, label));
+    if (viewer.table.rows[i] > 1) {
+      const rows = viewer.plural(viewer.table.rows[i], "row");
+      marks.push(viewer.el("span", { class: "tag" }, rows));
+    }
     if (viewer.table.attempts[i] > 1) marks.push(viewer.el("span", { class: "tag" }, "refilled"));
     return marks;
   }
