@@ -160,12 +160,14 @@ def flags(episode: RecordedEpisode, rows: list[RowTokens], step: int) -> dict[st
         if "weight_versions" in row.columns:
             versions = row.columns["weight_versions"][row.columns["sampled"] > 0]
             stale = stale or bool((versions < step - 1).any())
+    # Of one that was played again the error is of an attempt before.
+    has_error = bool(episode.text("error")) and not episode.entries.get("failed_attempts")
     return {
         "no_spread": False,
         "empty": not policy_text(episode).strip(),
         "stale": stale,
         "masked": bool(episode.entries.get("masked")),
-        "failed": episode.text("ending") in FAILURES or bool(episode.text("error")),
+        "failed": episode.text("ending") in FAILURES or has_error,
         "cut": any(turn.get("finish_reason") == "length" for turn in episode.turns),
     }
 
