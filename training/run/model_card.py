@@ -15,7 +15,7 @@ from typing import Any
 
 from training.config.schema.ppo import PPOConfig
 from training.run.exported_model import CheckpointModel
-from training.run.model_source import is_hub_name
+from training.run.named_model import is_hub_name
 from training.run.trackers import read_records
 
 CURVE = "curve.png"
