@@ -46,7 +46,7 @@ def build(folder: Path) -> tuple[float, float]:
 
 
 def search(browser: Browser, text: str) -> dict[str, Any]:
-    """Types a text; returns the seconds to the first rows that were looked into, and to all."""
+    """Types a text; returns the seconds until all rows in sight hold it, and until all rows do."""
     script = """
       const [text, done] = arguments;
       const began = performance.now();
@@ -56,12 +56,10 @@ def search(browser: Browser, text: str) -> dict[str, Any]:
       const wait = () => {
         const { found } = viewer.listed;
         const status = document.querySelector(".status")?.textContent || "";
-        const isThere = found && found.text === text && document.documentElement.dataset.shown
-          && viewer.listed.inSight;
-        if (isThere) {
-          const looked = viewer.listed.inSight.every((i) => found.looked[i]);
-          if (looked && first === null) first = performance.now() - began;
-          if (first !== null && !status.startsWith("at most")) {
+        const isThere = found && found.text === text && document.documentElement.dataset.shown;
+        if (isThere && viewer.listed.isSettled) {
+          if (first === null) first = performance.now() - began;
+          if (!status.startsWith("at most")) {
             const rows = viewer.listed.rows.length;
             done({ first: first / 1000, all: (performance.now() - began) / 1000, rows });
             return;

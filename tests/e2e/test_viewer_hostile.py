@@ -127,7 +127,7 @@ def test_what_cannot_be_seen_is_shown_as_a_sign(hostile: Path, browser: Browser)
     open_viewer(browser, (hostile / "index.html").as_uri())
     expected = {
         7: ("⟨RLO⟩evil⟨PDF⟩", "⟨LRI⟩isolate⟨PDI⟩", "⟨ZWSP⟩⟨RLM⟩"),
-        8: ("nul ␀ bell ␇", "␛[31m", "⟨DEL⟩"),
+        8: ("nul ⟨NUL⟩ bell ⟨BEL⟩", "⟨ESC⟩[31m", "⟨DEL⟩"),
         9: ("lone ⟨U+D800⟩ surrogate ⟨U+DFFF⟩",),
         10: ("⟨LS⟩", "⟨PS⟩"),
         12: ("marks⟩",),

@@ -39,6 +39,8 @@ FORMULAS = {
 }
 FORMULAS["grpo_vectorized"] = FORMULAS["grpo"]
 FORMULAS["rloo_vectorized"] = FORMULAS["rloo"]
+# What training adds to a group's standard deviation.
+GRPO_EPSILON = 1e-6
 WITHOUT_STD = "score - mean of the group (norm_adv_by_std_in_grpo is off)"
 # Those that compare an episode's score with its group's.
 COMPARE_SCORES = frozenset(
@@ -191,7 +193,24 @@ def group_stages(place: int, credit: StepCredit) -> list[Stage]:
     if credit.estimator in DIVIDE_BY_STD and credit.algorithm.norm_adv_by_std_in_grpo:
         spread = float(groups.score_std()[place])
         stages.append(("spread", spread, "unbiased standard deviation of the group's scores"))
-    return stages
+    return stages + gigpo_stages(place, credit)
+
+
+def gigpo_stages(place: int, credit: StepCredit) -> list[Stage]:
+    """Returns the two parts of gigpo's advantage: of the episode, and on average of its turns."""
+    groups = credit.groups
+    if credit.estimator != "gigpo" or groups is None or not bool(groups.valid[place]):
+        return []
+    own = float(groups.deviations[place])
+    if credit.algorithm.norm_adv_by_std_in_grpo:
+        own /= float(groups.score_std()[place]) + GRPO_EPSILON
+    if bool(groups.alone()[place]):
+        own = float(groups.scores[place])
+    of_turns = credit.mean_advantage(place) - own
+    return [
+        ("episode's part", own, "its score compared with the group's"),
+        ("turns' part", of_turns, "mean over tokens: turns compared with those of the same state"),
+    ]
 
 
 def loss_stages(tokens: EpisodeTokens, credit: StepCredit) -> list[Stage]:

@@ -15,7 +15,7 @@ from training.run.viewer.token_columns import RowTokens
 from training.run.viewer.token_texts import TokenTexts
 
 PAGE_BYTES = 1 << 18
-TEXT_BYTES = 1 << 18
+TEXT_BYTES = 1 << 17
 # Files in a folder.
 FOLDER_FILES = 1000
 # Entries of an episode that stand elsewhere on its page.

@@ -1,11 +1,11 @@
-"""Makes an inverted index of all texts: which episodes hold a sequence of up to three characters.
+"""Makes an inverted index of all texts: which episodes hold a sequence of 1, 2, 3 or 5 characters.
 
-A page that looks for a longer text takes those that hold all of its sequences of three, and then
+A page that looks for a longer text takes those that hold all of its sequences of five, and then
 looks into their texts. A sequence is kept as a number of 32 bits; two that share a number only cost
 a look into a text. Invariant: an episode that holds a text is among those that the index gives, in
 any case of letters; memory does not grow with the number of episodes.
 
-    "Door" -> d, o, r; do, oo, or; doo, oor
+    "Doors" -> d, o, r, s; do, oo, or, rs; doo, oor, ors; doors
 """
 
 import shutil
@@ -21,10 +21,11 @@ FILES = 256
 FILE_SHIFT = 24
 # So many pairs of sequence and episode wait in memory.
 WAITING_PAIRS = 1 << 22
-# Odd constants that mix the characters; the page's search.js has the same.
-MIX = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
-# Stands where a sequence has fewer than three characters.
-NOTHING = 0x1FFFFF
+# How long the sequences are.
+LENGTHS = (1, 2, 3, 5)
+# Mixes the characters of a sequence; the page's search.js has the same.
+MIX = np.uint32(0x9E3779B1)
+MIX_SHIFT = np.uint32(15)
 # A step to the next episode that takes more than a byte.
 LONG_STEP = 255
 
@@ -48,27 +49,22 @@ def code_units(text: str) -> np.ndarray:
     return np.frombuffer(fold(text).encode("utf-16-le", "surrogatepass"), dtype="<u2")
 
 
-def sequence_numbers(first: np.ndarray, second: np.ndarray, third: np.ndarray) -> np.ndarray:
-    """Mixes three characters into numbers: (n,) uint32."""
-    mixed = first.astype(np.uint32) * np.uint32(MIX[0])
-    mixed ^= mixed >> np.uint32(15)
-    mixed = (mixed + second.astype(np.uint32)) * np.uint32(MIX[1])
-    mixed ^= mixed >> np.uint32(13)
-    mixed = (mixed + third.astype(np.uint32)) * np.uint32(MIX[2])
-    return mixed ^ (mixed >> np.uint32(16))
+def sequence_numbers(units: np.ndarray, length: int) -> np.ndarray:
+    """Mixes each `length` characters that follow each other into a number: uint32."""
+    count = max(len(units) - length + 1, 0)
+    mixed = np.full(count, length, dtype=np.uint32)
+    for place in range(length):
+        mixed = (mixed ^ units[place : place + count].astype(np.uint32)) * MIX
+        mixed ^= mixed >> MIX_SHIFT
+    return mixed
 
 
 def numbers_of(texts: list[str]) -> np.ndarray:
-    """Returns the numbers of all sequences of one to three characters, each once: uint32."""
-    parts = []
+    """Returns the numbers of all sequences of LENGTHS characters, each once: uint32."""
+    parts = [np.zeros(0, dtype=np.uint32)]
     for text in texts:
         units = code_units(text)
-        blank = np.full(len(units), NOTHING, dtype=np.uint32)
-        parts.append(sequence_numbers(units, blank, blank))
-        parts.append(sequence_numbers(units[:-1], units[1:], blank[1:]))
-        parts.append(sequence_numbers(units[:-2], units[1:-1], units[2:]))
-    if not parts:
-        return np.zeros(0, dtype=np.uint32)
+        parts += [sequence_numbers(units, length) for length in LENGTHS]
     return np.unique(np.concatenate(parts))
 
 

@@ -5,6 +5,7 @@
   const ROW_HEIGHT = 34;
   // Rows above and below those in sight.
   const MARGIN_ROWS = 12;
+  const REDRAW_MS = 100;
   // Columns: key, heading, sentence, text of row i.
   const number = (name) => (i) => shown(viewer.table[name][i]);
   const COLUMNS = [
@@ -172,7 +173,8 @@
     const focused = document.activeElement?.closest?.(".list-row")?.dataset.place;
     const shownRows = [];
     for (let place = first; place < last; place += 1) shownRows.push(rowOf(listed, place));
-    listed.inSight = rows.slice(first, last);
+    const top = Math.floor(parts.scroll.scrollTop / ROW_HEIGHT);
+    listed.inSight = rows.slice(top, top + Math.ceil(height / ROW_HEIGHT));
     if (!rows.length) {
       const why = viewer.table.size ? "No episode passes these filters." : "No episodes were found.";
       shownRows.push(viewer.el("p", { class: "nothing" }, why));
@@ -220,25 +222,25 @@
     return marks;
   }
 
-  // Looks into the texts: of the rows in sight first, then of all that the index found.
+  // Looks into the texts: of the rows in sight first, then of all that the index found, in the
+  // list's order, so that the top of the list is right first.
   async function verifyAll(listed, parts) {
+    const { found } = listed;
     const isCurrent = () => viewer.listed === listed && parts.body.isConnected;
-    const began = performance.now();
-    let drawn = 0;
+    let drawn = performance.now();
     const progress = () => {
       const now = performance.now();
-      if (now - drawn < 120) return;
+      if (now - drawn < REDRAW_MS) return;
       drawn = now;
-      listed.rows = listed.rows.filter((i) => listed.found.candidates[i]);
+      listed.rows = listed.rows.filter((i) => found.candidates[i]);
       tell(listed, parts);
       draw(listed, parts);
+      listed.isSettled = listed.isSettled || listed.inSight.every((i) => found.looked[i]);
     };
-    await viewer.verify(listed.found, listed.inSight, progress, isCurrent);
-    if (!isCurrent()) return;
-    progress();
-    listed.firstShown = performance.now() - began;
-    await viewer.verify(listed.found, listed.rows, progress, isCurrent);
+    await viewer.verify(found, listed.inSight, progress, isCurrent);
+    await viewer.verify(found, listed.rows, progress, isCurrent);
     if (isCurrent()) refresh(listed, parts);
+    listed.isSettled = true;
   }
 
   // Up and down move along the rows.

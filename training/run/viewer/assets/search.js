@@ -3,34 +3,36 @@
 "use strict";
 
 {
-  const NOTHING = 0x1fffff;
+  // How long the indexed sequences are.
+  const LENGTHS = [5, 3, 2, 1];
   const LONG_STEP = 255;
   // Of a long text so many sequences are looked up.
-  const MOST_LOOKED_UP = 10;
+  const MOST_LOOKED_UP = 12;
+  const READ_AHEAD = 4;
 
   // Lowers the case of each character by itself, where that leaves it one character.
   viewer.fold = function (text) {
+    if (/^[\x00-\x7f]*$/.test(text)) return text.toLowerCase();
     return text.replace(/[A-Z\u0080-\uffff]/g, (character) => {
       const lower = character.toLowerCase();
       return lower.length === 1 ? lower : character;
     });
   };
 
-  function numberOf(first, second, third) {
-    let mixed = Math.imul(first, 0x9e3779b1) >>> 0;
-    mixed = (mixed ^ (mixed >>> 15)) >>> 0;
-    mixed = Math.imul((mixed + second) >>> 0, 0x85ebca77) >>> 0;
-    mixed = (mixed ^ (mixed >>> 13)) >>> 0;
-    mixed = Math.imul((mixed + third) >>> 0, 0xc2b2ae3d) >>> 0;
-    return (mixed ^ (mixed >>> 16)) >>> 0;
+  function numberOf(folded, start, length) {
+    let mixed = length;
+    for (let place = start; place < start + length; place += 1) {
+      mixed = Math.imul(mixed ^ folded.charCodeAt(place), 0x9e3779b1) >>> 0;
+      mixed = (mixed ^ (mixed >>> 15)) >>> 0;
+    }
+    return mixed;
   }
 
+  // The numbers of a text's longest indexed sequences: all of a short text, some of a long one.
   function numbersOf(folded) {
-    const at = (place) => folded.charCodeAt(place);
-    if (folded.length === 1) return [numberOf(at(0), NOTHING, NOTHING)];
-    if (folded.length === 2) return [numberOf(at(0), at(1), NOTHING)];
+    const length = LENGTHS.find((one) => one <= folded.length);
     const numbers = new Set();
-    for (let i = 0; i + 2 < folded.length; i += 1) numbers.add(numberOf(at(i), at(i + 1), at(i + 2)));
+    for (let i = 0; i + length <= folded.length; i += 1) numbers.add(numberOf(folded, i, length));
     const all = [...numbers];
     const step = Math.max(1, Math.ceil(all.length / MOST_LOOKED_UP));
     return all.filter((_, i) => i % step === 0);
@@ -90,10 +92,15 @@
       if (!pages.has(table.text_page[i])) pages.set(table.text_page[i], []);
       pages.get(table.text_page[i]).push(i);
     }
-    for (const [page, episodes] of pages) {
-      const { header } = await viewer.load(viewer.numbered("texts", page), { keep: false });
+    const texts = (page) => viewer.load(viewer.numbered("texts", page), { keep: false });
+    const numbers = [...pages.keys()];
+    // The next files are read while one is looked into.
+    const coming = numbers.slice(0, READ_AHEAD).map(texts);
+    for (let k = 0; k < numbers.length; k += 1) {
+      const { header } = await coming.shift();
       if (!isCurrent()) return;
-      for (const i of episodes) look(found, i, header.texts[i - header.first]);
+      if (k + READ_AHEAD < numbers.length) coming.push(texts(numbers[k + READ_AHEAD]));
+      for (const i of pages.get(numbers[k])) look(found, i, header.texts[i - header.first]);
       progress();
     }
   };
