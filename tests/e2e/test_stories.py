@@ -167,7 +167,9 @@ def play(tiny_game: Path, tmp_path: Path) -> Callable[..., Path]:
     """Makes a run, its viewer, and its page, as the command for the viewer leaves it."""
 
     def made(
-        *settings: str, prepare: Callable[[Any], None] = lambda trainer: None, task: Path = tiny_game
+        *settings: str,
+        prepare: Callable[[Any], None] = lambda trainer: None,
+        task: Path = tiny_game,
     ) -> Path:
         run_dir = tmp_path / "run"
         fit(game_config(task, run_dir, *settings), prepare)
