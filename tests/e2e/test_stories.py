@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
+from scripts.browser import Browser
 from tests.conftest import PROJECT
 from tests.e2e import seeded_faults
 from tests.e2e.test_agents import (
@@ -29,13 +30,10 @@ from tests.e2e.test_agents import (
     playing,
     playing_in_turn,
 )
-from tests.viewer_browser import Browser, what_is_missing
 from tests.viewer_data import make_viewer
+from tests.viewer_pages import SHOWN, open_viewer
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()),
-]
+pytestmark = pytest.mark.browser
 
 STORIES = PROJECT / "tests/e2e/story_games.py"
 MOST_CLICKS = 5
@@ -71,55 +69,65 @@ class Reader:
 
     def __init__(self, browser: Browser) -> None:
         self.browser = browser
-        self.driver = browser.driver
         self.clicks: list[str] = []
 
     def open(self, run_dir: Path) -> None:
         """Opens the run's page, where nothing has been clicked on yet."""
         self.clicks = []
-        self.browser.complaints()
-        self.browser.open((run_dir / "report.html").as_uri())
+        self.browser.console()
+        open_viewer(self.browser, (run_dir / "report.html").as_uri())
 
     def click(self, words: str, within: str = "body", tag: str = "*") -> None:
         """Clicks on the first element that shows these words, or begins with them."""
-        script = """const [words, within, tag] = arguments;
+        find = """const [words, within, tag] = arguments;
             const fits = [...document.querySelectorAll(`${within} ${tag}`)].filter((node) =>
                 node.innerText?.trim().startsWith(words) && node.checkVisibility());
-            return fits.at(0) && fits.filter((node) => fits[0].contains(node)).at(-1)"""
-        self._press(self.browser.wait_for(script, words, within, tag), words)
+            const found = fits[0] && fits.filter((node) => fits[0].contains(node)).at(-1);"""
+        self._press(find, words, within, tag, what=words)
 
     def click_first(self, selector: str, what: str) -> None:
         """Clicks on the first element of a kind."""
-        find = "return document.querySelector(arguments[0])"
-        self._press(self.browser.wait_for(find, selector), what)
+        self._press("const found = document.querySelector(arguments[0]);", selector, what=what)
 
     def click_point(self, title: str, step: int) -> None:
         """Clicks on a chart of the run's page, at a step; its values are kept, with links."""
-        find = "return charts.find((chart) => chart.title === arguments[0])"
-        self.browser.run(f"({find.replace('return ', '')}).node.scrollIntoView()", title)
-        self.browser.wait_for(f"{find}?.plot != null".replace("?.plot", ".plot"), title)
-        area = self.browser.run(f"{find}.plot.over", title)
-        place = self.browser.run(f"{find}.plot.valToPos(arguments[1], 'x')", title, step)
-        self._press(area, f"step {step} of the chart {title!r}", across=place)
-        self.browser.wait_for("return document.querySelector('.hover.kept') !== null")
+        find = "const chart = charts.find((chart) => chart.title === arguments[0]);"
+        self.browser.run(f"{find} chart.node.scrollIntoView()", title)
+        place = f"{find} return chart.plot && chart.plot.valToPos(arguments[1], 'x')"
+        across = self._wait(place, title, step)
+        what = f"step {step} of the chart {title!r}"
+        self._press(f"{find} const found = chart.plot.over;", title, what=what, across=across)
+        self.browser.wait("document.querySelector('.hover.kept') !== null")
 
-    def _press(self, node: Any, what: str, across: float | None = None) -> None:
-        from selenium.webdriver.common.action_chains import ActionChains
-
-        assert node.is_displayed(), f"{what} is not in sight"
-        self.browser.run("arguments[0].scrollIntoView({ block: 'center' })", node)
-        sideways = 0 if across is None else round(across - node.size["width"] / 2)
+    def _press(self, find: str, *arguments: Any, what: str, across: float | None = None) -> None:
+        """Clicks in the middle of what a script names `found`, or so many pixels into it."""
+        script = f"""{find}
+            if (!found || !found.checkVisibility()) return null;
+            found.scrollIntoView({{ block: "center" }});
+            const box = found.getBoundingClientRect();
+            return [box.x, box.y, box.width, box.height]"""
+        x, y, width, height = self._wait(script, *arguments)
+        sideways = width / 2 if across is None else across
         # The outermost pixels are no part of an element.
-        edge = max(0, node.size["width"] // 2 - 2)
-        sideways = max(-edge, min(edge, sideways))
-        ActionChains(self.driver).move_to_element_with_offset(node, sideways, 0).click().perform()
+        sideways = min(max(sideways, 2), width - 2)
+        self.browser.point(x + sideways, y + height / 2, click=True)
         self.clicks.append(what)
-        self.browser.wait_for("return Boolean(document.documentElement.dataset.shown)")
+        self.browser.wait(SHOWN)
+
+    def _wait(self, script: str, *arguments: Any) -> Any:
+        """Waits until a script returns something, and returns it."""
+        end = time.monotonic() + PATIENCE_S
+        found = self.browser.run(script, *arguments)
+        while found is None and time.monotonic() < end:
+            time.sleep(0.02)
+            found = self.browser.run(script, *arguments)
+        assert found is not None, f"after {self.clicks} there is no {arguments} in sight"
+        return found
 
     def number(self, name: str) -> float:
         """Reads a number off the open token's card."""
         find = "return document.querySelector(`.card [data-column='${arguments[0]}']`)?.innerText"
-        return float(self.browser.wait_for(find, name).replace("\u2212", "-"))
+        return float(self._wait(find, name).replace("\u2212", "-"))
 
     def sees(self, *words: str) -> None:
         """Checks that all of this is in sight now, after few clicks and without a complaint."""
@@ -138,7 +146,7 @@ class Reader:
         missing = [text for text in words if text not in shown]
         assert not missing, f"after {self.clicks} nobody says {missing}, but: {shown}"
         assert len(self.clicks) <= MOST_CLICKS, self.clicks
-        assert self.browser.complaints() == []
+        assert self.browser.console() == []
 
 
 def forgetful(task: Path) -> Path:
@@ -152,12 +160,6 @@ def forgetful(task: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as opened:
-        yield opened
-
-
 @pytest.fixture
 def reader(browser: Browser) -> Reader:
     return Reader(browser)
@@ -168,7 +170,9 @@ def play(tiny_game: Path, tmp_path: Path) -> Callable[..., Path]:
     """Makes a run, its viewer, and its page, as the command for the viewer leaves it."""
 
     def made(
-        *settings: str, prepare: Callable[[Any], None] = lambda trainer: None, task: Path = tiny_game
+        *settings: str,
+        prepare: Callable[[Any], None] = lambda trainer: None,
+        task: Path = tiny_game,
     ) -> Path:
         run_dir = tmp_path / "run"
         fit(game_config(task, run_dir, *settings), prepare)

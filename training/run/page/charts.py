@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from training.run.validation_names import is_validation_mean, short_name
+
 # What `timing_s/step` is made of, in the order of a step; other sections come beside it.
 SECTIONS = (
     "gen",
@@ -315,7 +317,7 @@ def _reward(names: Sequence[str]) -> Chart:
 def _validation(names: Sequence[str]) -> Iterator[Chart]:
     """Shows each source's mean validation reward, with its interval where the run computed one."""
     known = set(names)
-    means = [name for name in names if name.startswith("val-core/") and _is_mean(name)]
+    means = [name for name in names if is_validation_mean(name)]
     lines = []
     for name in means[:MOST_LINES]:
         low = _companion(name, "ci_low", known)
@@ -323,7 +325,7 @@ def _validation(names: Sequence[str]) -> Iterator[Chart]:
         lines.append(
             Line(
                 metric=name,
-                label=name.removeprefix("val-core/"),
+                label=short_name(name),
                 low=low if high else None,
                 high=high if low else None,
                 tasks=_companion(name, "tasks", known),
@@ -338,10 +340,6 @@ def _validation(names: Sequence[str]) -> Iterator[Chart]:
         of_kind="val",
         left_out=max(0, len(means) - MOST_LINES),
     )
-
-
-def _is_mean(name: str) -> bool:
-    return name.rsplit("/", 1)[-1].startswith("mean@")
 
 
 def _companion(name: str, suffix: str, known: set[str]) -> str | None:

@@ -44,7 +44,9 @@ LOOKS = (
     ),
     Look("groups whose scores are equal", "spread=0&sort=-reward", "groups/no_spread", "share"),
     Look("a turn was cut at its limit", "cut=1&sort=-tokens", "agent/cut_turns"),
-    Look("tokens whose ratio was clipped", "fate=clipped&sort=-ratio", "actor/pg_clipfrac", "share"),
+    Look(
+        "tokens whose ratio was clipped", "fate=clipped&sort=-ratio", "actor/pg_clipfrac", "share"
+    ),
     Look(
         "history that the chat template rewrote",
         "rows=2..&sort=-rows",
