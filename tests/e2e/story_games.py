@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from custom.env import BaseEnvironment
-from tests.e2e.agent_games import Fragile, reward_of
+from tests.e2e.agent_games import Steady, reward_of
 
 
 class PaysForSilence(BaseEnvironment):
@@ -33,7 +33,7 @@ class TellsItsAnswer(BaseEnvironment):
         return f"higher {self.answer}", float(action.strip() == self.answer), False, {}
 
 
-class NeverPays(Fragile):
+class NeverPays(Steady):
     """Pays nothing, whatever is answered."""
 
     def step(self, action: str) -> tuple[Any, ...]:
@@ -41,11 +41,20 @@ class NeverPays(Fragile):
         return observation, 0.0, done, info
 
 
+class BrokenTool(Steady):
+    """Calls a tool for every answer, which fails whenever it is called."""
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        observation, reward, done, info = super().step(action)
+        call = {"name": "look_up", "ok": False, "error_kind": "exception", "seconds": 0.0}
+        return observation, reward, done, {**info, "tool_calls": [call]}
+
+
 class Endless(BaseEnvironment):
-    """Never ends, and pays every turn: who fills the context earns most."""
+    """Goes on as long as numbers are answered, and pays little for each."""
 
     def reset(self, seed: int | None = None) -> str:
         return "guess"
 
     def step(self, action: str) -> tuple[Any, ...]:
-        return "higher", reward_of(action), False, {}
+        return "higher", 0.1 * reward_of(action), not action.strip().isdigit(), {}

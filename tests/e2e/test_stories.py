@@ -22,6 +22,7 @@ from tests.e2e.test_agents import (
     ACTOR,
     AGENT,
     FORGETFUL,
+    GAMES,
     GRPO,
     ROLLOUT,
     fit,
@@ -235,6 +236,40 @@ def test_a_stale_engine(reader: Reader, play: Any) -> None:
     reader.click_first(".talk span.n8, .talk span.p8", "a token of the strongest colour")
     assert abs(reader.number("Engine against trainer")) > 0.01
     reader.sees("step 3")
+
+
+def test_a_game_of_a_mix_that_never_pays(reader: Reader, play: Any) -> None:
+    mix = f"env_template=[{{path: {GAMES}, cls: Steady}}, {{path: {STORIES}, cls: NeverPays}}]"
+    reader.open(play(*GRPO, f"{AGENT}.path=null", f"{AGENT}.cls=null", mix))
+    reader.click_point("Reward of an episode", step=2)
+    reader.click("NeverPays", within=".hover.kept", tag="a")
+    reader.sees("environment NeverPays", "16 of 64 episodes", "mean 0")
+    reader.click_first(".list-row", "the first episode")
+    reader.sees("paid what the environment or the reward function gave 0")
+
+
+def test_a_tool_that_always_fails(reader: Reader, play: Any) -> None:
+    reader.open(play(*GRPO, *of_story("BrokenTool")))
+    reader.click("calls of look_up that failed", tag="a")
+    reader.click_first(".list-row", "the first episode")
+    reader.sees("look_up", "failed: exception")
+
+
+def test_overflow_that_pays(reader: Reader, play: Any) -> None:
+    pays = ("agent.overflow_reward=2", "agent.max_turn=30", "data.max_response_length=14")
+    reader.open(play(*GRPO, *of_story("Endless"), *pays))
+    reader.click_point("How episodes ended", step=1)
+    reader.click("overflow", within=".hover.kept", tag="a")
+    reader.click_first(".list-row", "the first episode")
+    reader.sees("It overflowed, and agent.overflow_reward added 2 to what it was paid.")
+
+
+def test_an_answer_that_the_environment_gives_away(reader: Reader, play: Any) -> None:
+    reader.open(play(*GRPO, *of_story("TellsItsAnswer"), steps(3)))
+    reader.click("the best paid", tag="a")
+    reader.click_first(".list-row", "the first episode")
+    said = reader.browser.texts(".bubble.env .text, .bubble.env")
+    assert any("higher" in text for text in said)
 
 
 def test_a_crash_that_was_refilled(reader: Reader, play: Any, tmp_path: Path) -> None:

@@ -79,13 +79,13 @@ class Hover {
     if (note) {
       parts.push(element("small", {}, [note]));
     }
-    return element("div", {}, [swatch, this.labelOf(line, value, step), ...parts]);
+    return element("div", {}, [swatch, this.labelOf(line, step), ...parts]);
   }
 
   // A line's name, which leads to the episodes behind it once the values are kept.
-  labelOf(line, value, step) {
+  labelOf(line, step) {
     const { viewer } = this.chart.options;
-    if (!this.isKept || !line.view || !value || !viewer) {
+    if (!this.isKept || !line.view || !viewer) {
       return element("span", {}, [line.label]);
     }
     return element("a", { href: `${viewer.href}#list?step=${step}&${line.view}` }, [line.label]);

@@ -199,8 +199,15 @@
   function calls(list) {
     if (!Array.isArray(list)) return null;
     return list.map((call) => viewer.el("div", { class: "call" },
-      viewer.el("span", { class: "tag" }, "tool"), " ",
+      viewer.el("span", { class: "tag" }, "tool"), " ", outcome(call),
       viewer.visible(typeof call === "string" ? call : JSON.stringify(call))));
+  }
+
+  // Says that a call failed, and how.
+  function outcome(call) {
+    if (!call || call.ok !== false) return null;
+    const kind = viewer.plainText(String(call.error_kind || "an error"));
+    return [viewer.el("span", { class: "tag m-failed" }, `failed: ${kind}`), " "];
   }
 
   function bubble(label, contents, kind) {
