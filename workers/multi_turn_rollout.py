@@ -34,7 +34,7 @@ from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_descriptions import describe_episodes
-from workers.rollout.episode_records import episode_facts, episode_record
+from workers.rollout.episode_records import encode_records, episode_facts, episode_records
 from workers.rollout.failure_policy import apply_failure_policy
 from workers.rollout.token_origins import RowOrigins, TokenOrigins
 from workers.rollout.turn_loop import Batch, TurnLoop
@@ -182,16 +182,19 @@ class AgentRollout:
     ) -> list[dict[str, Any]]:
         """Applies the failure policy to each episode, and returns their facts.
 
-        Where episodes are recorded, the facts hold a `record`: of the episode before that.
+        Where episodes are recorded, the facts hold a `record`: of the episode before that, in JSON.
         """
         agent = self.config.agent
+        records: list[bytes | None] = [None] * len(episodes)
+        if agent.records_episodes:
+            records = encode_records(episode_records(episodes, origins))
         facts = []
-        for episode, of_rows in zip(episodes, origins, strict=True):
-            record = {}
-            if agent.records_episodes:
-                record = {"record": episode_record(episode, of_rows)}
+        for episode, record in zip(episodes, records, strict=True):
             apply_failure_policy(episode, agent)
-            facts.append(episode_facts(episode) | record)
+            of_episode = episode_facts(episode)
+            if record is not None:
+                of_episode["record"] = record
+            facts.append(of_episode)
         return facts
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from workers.multi_turn_rollout import AgentRollout
 PARTS = (
     (AgentRollout, "_token_origins"),
     (multi_turn_rollout, "origin_matrix"),
-    (multi_turn_rollout, "episode_record"),
+    (multi_turn_rollout, "episode_records"),
     (TokenRecorder, "see"),
     (TokenRecorder, "take"),
     (EpisodeRecorder, "begin_update"),

@@ -33,7 +33,7 @@ from workers.rollout.episode import (
     anchor_of,
     play_episode,
 )
-from workers.rollout.episode_records import row_record
+from workers.rollout.row_records import row_records
 
 LIMITS = TurnLimits(
     prompt_length=16, response_length=40, max_model_len=56, max_turn=3, max_turn_tokens=4
@@ -42,7 +42,7 @@ LIMITS = TurnLimits(
 
 def row_read(row: Row) -> dict[str, Any]:
     """A row's record as a file's reader has it, its arrays as lists."""
-    record = row_record(row)
+    [record] = row_records([row], [None])
     return {
         name: value if value is None else unpack_array(value, "<f4").tolist()
         for name, value in record.items()

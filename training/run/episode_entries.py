@@ -18,6 +18,8 @@ from data.protocol import DUMMY_UID, DataProto
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.row_groups import rows_by_key
 
+# In an episode's facts, and in its entry: the rest of it, as JSON.
+RECORD = "record"
 # In a batch's meta_info: its prompts and answers are written.
 RECORDED = "prompts_are_recorded"
 # Columns in which a dataset's row may hold its prompt as messages, before `data.prompt_key`.
@@ -29,9 +31,9 @@ def take_played_episodes(batch: DataProto) -> list[dict[str, Any]]:
     columns = batch.non_tensor_batch
     entries = []
     for row, facts in enumerate(columns.get("episode_facts", ())):
-        if facts is None or "record" not in facts:
+        if facts is None or RECORD not in facts:
             continue
-        record = facts.pop("record")
+        record = facts.pop(RECORD)
         names = {
             "step": batch.meta_info["global_steps"],
             "uid": columns["uid"][row],
@@ -40,7 +42,10 @@ def take_played_episodes(batch: DataProto) -> list[dict[str, Any]]:
             "agent_index": int(columns["agent_index"][row]),
             "env_seed": int(columns["env_seed"][row]),
         }
-        entries.append({**names, **facts, **record})
+        entry = {**names, **facts, RECORD: record}
+        # In the record these are the turns, and not their number.
+        entry.pop("turns", None)
+        entries.append(entry)
     return entries
 
 
@@ -192,7 +197,7 @@ class _PromptReader:
         return info
 
     def _row(self, row: int, length: int) -> dict[str, Any]:
-        """Returns the row's arrays; see `row_record` in workers/rollout/episode_records.py."""
+        """Returns the row's arrays; see workers/rollout/row_records.py."""
         width = self.prompts.shape[1]
         is_sampled = self.is_sampled[row, :length]
         record: dict[str, Any] = {
