@@ -11,18 +11,19 @@ import pytest
 import torch
 
 from data.array_ops import object_array
-from data.json_lines import json_object, strict_json
+from data.json_lines import strict_json
 from data.protocol import DataProto
 from training.run.episode_entries import take_played_episodes, take_scored_episodes
 from training.run.episode_files import episode_lines, read_episodes
+from workers.rollout.episode_records import encode_record
 
 
 def played(**record: Any) -> DataProto:
     """An episode of two rows, and another one of one."""
     of_episode = {"ending": "done", "reward": 0.0, "turns": 2}
-    first = json_object({"turns": [], **record})
+    first = encode_record(of_episode, {"turns": [], **record})
     facts: list[Any] = [of_episode | {"record": first}, None]
-    facts.append(of_episode | {"record": json_object({"turns": []})})
+    facts.append(of_episode | {"record": encode_record(of_episode, {"turns": []})})
     columns = {
         "uid": object_array(["1.0", "1.0", "1.1"]),
         "episode_id": object_array(["1.0.0", "1.0.0", "1.1.0"]),

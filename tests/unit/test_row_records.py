@@ -12,8 +12,8 @@ import pytest
 from data.packed_arrays import pack_array, pack_parts, unpack_array
 from workers.rollout.engine import Completion, VersionSpan
 from workers.rollout.episode import Episode, Row
-from workers.rollout.episode_records import encode_records, episode_records
-from workers.rollout.row_records import row_records
+from workers.rollout.episode_records import encode_record, episode_facts, episode_records
+from workers.rollout.row_records import complete_rows, row_records
 from workers.rollout.token_origins import ENVIRONMENT, OVER_LIMIT, SAMPLED, TEMPLATE, RowOrigins
 
 ORIGINS = (SAMPLED, ENVIRONMENT, TEMPLATE, OVER_LIMIT)
@@ -86,14 +86,19 @@ def test_rows_together_are_recorded_as_token_by_token() -> None:
         told = RowOrigins(bytes(draw.choice(ORIGINS) for _ in row.ids), is_told=number % 5 > 0)
         origins.append(None if number % 7 == 0 else told)
     assert any(not row.spans for row in rows) and any(not row.ids for row in rows)
-    records = [as_lists(record) for record in row_records(rows, origins)]
-    assert records == [expected(row, of_row) for row, of_row in zip(rows, origins, strict=True)]
+    records = list(row_records(rows))
+    for record, row, of_row in zip(records, rows, origins, strict=True):
+        complete_rows([record], [row], [] if of_row is None else [of_row])
+        assert record.pop("parent") is None
+    assert [as_lists(record) for record in records] == [
+        expected(row, of_row) for row, of_row in zip(rows, origins, strict=True)
+    ]
     assert sum("weight_versions" in record for record in records) > 20
 
 
 def test_no_rows_and_rows_of_nothing_are_recorded_too() -> None:
-    assert list(row_records([], [])) == []
-    [record] = row_records([Row(prompt_ids=[])], [None])
+    assert list(row_records([])) == []
+    [record] = row_records([Row(prompt_ids=[])])
     assert set(map(str, as_lists(record).values())) == {"[]", "None"}
 
 
@@ -127,7 +132,21 @@ def test_a_task_that_json_cannot_hold_costs_its_record_alone(
 
     tasks: list[dict[str, Any]] = [endless, {"object": Silent()}, {"said": "\ud800"}]
     episodes = [Episode(group=0, sample=0, task=task) for task in tasks]
-    first, second, third = encode_records(episode_records(episodes))
+    first, second, third = (
+        encode_record(episode_facts(episode), record)
+        for episode, record in zip(episodes, episode_records(episodes), strict=True)
+    )
     assert first is None and second is None
     assert third is not None and json.loads(third)["task"] == {"said": "\ud800"}
     assert "not recorded, the run goes on: RuntimeError: nothing to say" in caplog.text
+
+
+def test_a_failure_policy_takes_nothing_from_the_record() -> None:
+    row = Row(prompt_ids=[1])
+    row.append_sampled(sampled([4, 5]), 0)
+    row.reward_at = {1: 0.5}
+    records = row_records([row])
+    row.spans, row.reward_at = [], {}
+    [record] = records
+    assert unpack_array(record["turn_ids"], "").tolist() == [0, 0]
+    assert unpack_array(record["rewards"], "").tolist() == [0, 0.5]

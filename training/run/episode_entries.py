@@ -18,7 +18,7 @@ from data.protocol import DUMMY_UID, DataProto
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.row_groups import rows_by_key
 
-# In an episode's facts, and in its entry: the rest of it, as JSON.
+# In an episode's facts, and in its entry: all but the names and the reward, as JSON.
 RECORD = "record"
 # In a batch's meta_info: its prompts and answers are written.
 RECORDED = "prompts_are_recorded"
@@ -31,20 +31,19 @@ def take_played_episodes(batch: DataProto) -> list[dict[str, Any]]:
     columns = batch.non_tensor_batch
     entries = []
     for row, facts in enumerate(columns.get("episode_facts", ())):
-        if facts is None or RECORD not in facts:
+        record = None if facts is None else facts.pop(RECORD, None)
+        if record is None:
             continue
-        record = facts.pop(RECORD)
-        names = {
+        entry = {
             "step": batch.meta_info["global_steps"],
             "uid": columns["uid"][row],
             "episode_id": columns["episode_id"][row],
             "data_source": columns["data_source"][row],
             "agent_index": int(columns["agent_index"][row]),
             "env_seed": int(columns["env_seed"][row]),
+            "reward": facts["reward"],
+            RECORD: record,
         }
-        entry = {**names, **facts, RECORD: record}
-        # In the record these are the turns, and not their number.
-        entry.pop("turns", None)
         entries.append(entry)
     return entries
 

@@ -102,8 +102,8 @@ def episode_lines(entries: Iterable[Mapping[str, Any]]) -> bytes:
 def _episode_line(entry: Mapping[str, Any]) -> bytes:
     if RECORD not in entry:
         return json_object(entry) + b"\n"
-    others = {name: value for name, value in entry.items() if name != RECORD}
-    return join_objects(json_object(others), entry[RECORD]) + b"\n"
+    names = {name: value for name, value in entry.items() if name != RECORD}
+    return join_objects(json_object(names), entry[RECORD]) + b"\n"
 
 
 def write_episodes(folder: Path, batch: DataProto) -> Path:

@@ -93,15 +93,15 @@ class TokenRecorder:
             tokens: values by name, (rows, response_len) each; `log_prob` with a gradient.
         """
         shares_with_another = rank() % self.sequence_ranks != 0
-        if shares_with_another or len(rows) == 0 or ROW_NUMBER not in micro.batch:
+        numbers = micro.batch.get(ROW_NUMBER, None)
+        if shares_with_another or len(rows) == 0 or numbers is None:
             return
-        row_numbers = micro.batch[ROW_NUMBER].numpy()
-        # Not a dummy's.
-        is_real = row_numbers >= 0
-        row_numbers = row_numbers[is_real]
+        row_numbers = numbers.numpy()
         self._seen.setdefault(self._mini_batch, []).append(row_numbers)
         if not self._keeps_values:
             return
+        # Not a dummy's.
+        is_real = row_numbers >= 0
         log_prob = tokens["log_prob"]
         width = log_prob.shape[1]
         attended = micro.batch["attention_mask"].numpy()[:, -width:] != 0  # (rows, R)
@@ -112,7 +112,7 @@ class TokenRecorder:
         for name, value in tokens.items():
             values[name] = value.detach().take(places)
         lengths = attended.sum(axis=1)[is_real]
-        self._passes.append(_Pass(self._mini_batch, row_numbers, lengths, values))
+        self._passes.append(_Pass(self._mini_batch, row_numbers[is_real], lengths, values))
 
         def keep_weight(gradient: Tensor) -> None:
             # Losses carry the factor of all ranks.
@@ -148,6 +148,8 @@ class TokenRecorder:
         names = [name for name in passes[0].values if all(name in p.values for p in passes)]
         seen = [rows for of_mini_batch in self._seen.values() for rows in of_mini_batch]
         numbers, counts = np.unique(np.concatenate(seen), return_counts=True)
+        # Not of dummies.
+        numbers, counts = numbers[numbers >= 0], counts[numbers >= 0]
         record = UpdateRecord(
             row_numbers=np.concatenate([each.row_numbers for each in passes]),
             passes=np.concatenate(

@@ -6,7 +6,7 @@ files (docs/episodes.md), which scripts/replay.py reads. Invariant: both are pla
 holds it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,7 +14,7 @@ from data.json_lines import json_object
 from data.warn_once import warn_once
 from workers.environments.reply import StepReply
 from workers.rollout.episode import FAILURES, Episode, FailedAttempt, Turn, digest
-from workers.rollout.row_records import parents_of, row_records
+from workers.rollout.row_records import complete_rows, row_records
 from workers.rollout.token_origins import RowOrigins
 
 
@@ -81,46 +81,57 @@ def reward_paid(episode: Episode) -> float:
 
 def episode_records(
     episodes: Sequence[Episode], origins: Sequence[Sequence[RowOrigins]] | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yields all of each episode: the conversation, the ids, and the rewards that it was paid.
+) -> list[dict[str, Any]]:
+    """Returns all of each episode.
 
     Args:
         origins: of each episode's rows, of their tokens; None: they are not told.
     """
-    rows = [row for episode in episodes for row in episode.rows]
-    told: list[RowOrigins | None] = [None] * len(rows)
-    if origins is not None:
-        told = [of_row for of_rows in origins for of_row in of_rows]
-    remaining = row_records(rows, told)
-    for episode in episodes:
-        of_rows = list(islice(remaining, len(episode.rows)))
-        for record, parent in zip(of_rows, parents_of(episode.rows), strict=True):
-            record["parent"] = parent
-        yield {
-            "attempt": episode.attempt,
-            "task": episode.task,
-            "initial_messages": episode.initial_messages,
-            "turns": [turn_record(turn) for turn in episode.turns],
-            "rows": of_rows,
-            "failed_attempts": [attempt_record(each) for each in episode.failed_attempts],
-        }
+    rows = row_records([row for episode in episodes for row in episode.rows])
+    told = origins or [[]] * len(episodes)
+    return [
+        episode_record(episode, rows, of_rows)
+        for episode, of_rows in zip(episodes, told, strict=True)
+    ]
 
 
-def encode_records(records: Iterable[dict[str, Any]]) -> list[bytes | None]:
-    """Writes each record in JSON, as soon as it is made: their many small objects are gone then.
+def episode_record(
+    episode: Episode, rows: Iterator[dict[str, Any]], origins: Sequence[RowOrigins] = ()
+) -> dict[str, Any]:
+    """Returns all of an episode: the conversation, the ids, and the rewards that it was paid.
 
-    What cannot be written is None, and logged: it costs the record, not the run.
+    Args:
+        rows: `row_records`, of which the episode's own come next.
+        origins: of each row's tokens; empty: they are not told.
     """
-    encoded: list[bytes | None] = []
-    for record in records:
-        try:
-            encoded.append(json_object(record))
-        # Tasks and replies hold objects of users' own.
-        except Exception as error:
-            kind = type(error).__name__
-            warn_once(__name__, f"episodes not recorded, the run goes on: {kind}: {error}")
-            encoded.append(None)
-    return encoded
+    of_rows = list(islice(rows, len(episode.rows)))
+    complete_rows(of_rows, episode.rows, origins)
+    return {
+        "attempt": episode.attempt,
+        "task": episode.task,
+        "initial_messages": episode.initial_messages,
+        "turns": [turn_record(turn) for turn in episode.turns],
+        "rows": of_rows,
+        "failed_attempts": [attempt_record(attempt) for attempt in episode.failed_attempts],
+    }
+
+
+def encode_record(facts: Mapping[str, Any], record: Mapping[str, Any]) -> bytes | None:
+    """Writes an episode's facts and record as one object in JSON, as soon as they are made.
+
+    So the record's many small objects are gone at once. The reward is left out, as a trainer may
+    give another one. What cannot be written is None, and logged: it costs the record, not the run.
+    """
+    # The number of turns gives way to the turns.
+    entry = {**facts, **record}
+    del entry["reward"]
+    try:
+        return json_object(entry)
+    # Tasks and replies hold objects of users' own.
+    except Exception as error:
+        kind = type(error).__name__
+        warn_once(__name__, f"episodes not recorded, the run goes on: {kind}: {error}")
+        return None
 
 
 def turn_record(turn: Turn) -> dict[str, Any]:

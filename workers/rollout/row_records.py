@@ -10,7 +10,7 @@ and cut in rows at the end. Invariant: records are plain data, as JSON holds it.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -19,52 +19,71 @@ import numpy as np
 
 from data.packed_arrays import PackedArray, pack_parts, pack_typed
 from workers.rollout.episode import Row, Span
-from workers.rollout.token_origins import ENVIRONMENT_BYTE, OVER_LIMIT, TEMPLATE, RowOrigins
+from workers.rollout.token_origins import OVER_LIMIT, TEMPLATE, RowOrigins
 
 # Translates origins to 1 on what the template added, and 0.
 IS_TEMPLATE = bytes(int(origin in (TEMPLATE, OVER_LIMIT)) for origin in range(256))
 
 
-def row_records(
-    rows: Sequence[Row], origins: Sequence[RowOrigins | None]
-) -> Iterator[dict[str, Any]]:
-    """Yields each row, in packed arrays with an entry a token.
+def row_records(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Returns the records of rows, which are packed as they are asked for.
 
-    Log-probs are 0 on what nobody sampled; `weight_versions` are there where tokens of several
-    occur; `template_mask` is null where the template's tokens cannot be told.
+    What the failure policy takes from rows, their spans and rewards, is read at once.
 
-    Args:
-        origins: of each row's tokens; None: they are not told.
+    Yields:
+        Each row in packed arrays, with an entry a token. Log-probs are 0 on what nobody sampled;
+        `weight_versions` are there where tokens of several occur; `template_mask` and `parent` are
+        null: `complete_rows` fills them in.
     """
-    if not rows:
-        return
     lengths = [len(row.ids) for row in rows]
     sampled = _SampledTokens.of(rows, lengths)
     turn_ids = sampled.spread(sampled.turns)
-    several_versions = sampled.several_versions(lengths)
     columns = zip(
+        rows,
         pack_parts(turn_ids >= 0, "|i1", lengths),
         pack_parts(turn_ids, "<i2", lengths),
         pack_parts(_rewards(rows, lengths), "<f4", lengths),
-        pack_parts(_template_mask(origins, lengths), "|i1", lengths),
         strict=True,
     )
-    for number, (response_mask, turns, rewards, template_mask) in enumerate(columns):
-        row = rows[number]
-        of_row = origins[number]
-        is_told = of_row is not None and of_row.is_told
+    return _pack_rows(columns, sampled.several_versions(lengths))
+
+
+def _pack_rows(
+    columns: Iterable[tuple[Row, PackedArray, PackedArray, PackedArray]],
+    versions: Mapping[int, PackedArray],
+) -> Iterator[dict[str, Any]]:
+    for number, (row, response_mask, turn_ids, rewards) in enumerate(columns):
         record: dict[str, Any] = {
             "prompt_ids": pack_typed(array("i", row.prompt_ids)),
             "response_ids": pack_typed(row.ids),
             "response_mask": response_mask,
             "log_probs": pack_typed(row.log_probs),
-            "turn_ids": turns,
+            "turn_ids": turn_ids,
             "rewards": rewards,
-            "template_mask": template_mask if is_told else None,
+            "template_mask": None,
+            "parent": None,
         }
-        if number in several_versions:
-            record["weight_versions"] = several_versions[number]
+        if number in versions:
+            record["weight_versions"] = versions[number]
         yield record
+
+
+def complete_rows(
+    records: Sequence[dict[str, Any]], rows: Sequence[Row], origins: Sequence[RowOrigins]
+) -> None:
+    """Fills in what an episode's rows have of each other, and of their tokens' origins.
+
+    Args:
+        records, rows: of one episode.
+        origins: of each row's tokens; empty: they are not told.
+    """
+    for record, of_row in zip(records, origins, strict=False):
+        if of_row.is_told:
+            is_template = array("b", of_row.origins.translate(IS_TEMPLATE))
+            record["template_mask"] = pack_typed(is_template)
+    if len(rows) > 1:
+        for record, parent in zip(records, parents_of(rows), strict=True):
+            record["parent"] = parent
 
 
 @dataclass(frozen=True)
@@ -92,7 +111,8 @@ class _SampledTokens:
         numbers = np.fromiter(chain.from_iterable(spans), np.int64)
         starts, ends, turns, versions = numbers.reshape(-1, len(Span._fields)).T
         of_row = np.repeat(np.arange(len(rows)), [len(row.spans) for row in rows])
-        row_begins = np.cumsum(row_lengths) - row_lengths
+        sizes = np.array(row_lengths, np.int64)
+        row_begins = np.cumsum(sizes) - sizes
         lengths = ends - starts
         # A span's place among all tokens, less that among the sampled ones.
         shifts = row_begins[of_row] + starts - (np.cumsum(lengths) - lengths)
@@ -126,21 +146,11 @@ def _rewards(rows: Sequence[Row], lengths: Sequence[int]) -> np.ndarray:
     return rewards
 
 
-def _template_mask(origins: Sequence[RowOrigins | None], lengths: Sequence[int]) -> np.ndarray:
-    """Returns 1 on what the template added, of all rows: (T,) int8; 0 in rows without origins."""
-    pieces = []
-    for of_row, length in zip(origins, lengths, strict=True):
-        pieces.append(ENVIRONMENT_BYTE * length if of_row is None else of_row.origins)
-    return np.frombuffer(b"".join(pieces).translate(IS_TEMPLATE), np.int8)
-
-
 def parents_of(rows: Sequence[Row]) -> list[dict[str, int] | None]:
     """Finds, for each row, the earlier row whose ids it begins with, and how many these are.
 
     Rewritten histories and branches share what came before them; None: there is no such row.
     """
-    if len(rows) == 1:
-        return [None]
     ids = [np.array(row.token_ids, dtype=np.int64) for row in rows]
     parents: list[dict[str, int] | None] = []
     for number, own in enumerate(ids):
