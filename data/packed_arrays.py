@@ -10,7 +10,7 @@ import base64
 import sys
 from array import array
 from binascii import b2a_base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,25 @@ def pack_typed(values: array[int] | array[float]) -> PackedArray:
         values.byteswap()
     text = b2a_base64(values, newline=False).decode("ascii")
     return {"dtype": DTYPE_OF_CODE[values.typecode], "base64": text}
+
+
+def pack_parts(values: Any, dtype: str, lengths: Sequence[int]) -> Iterator[PackedArray]:
+    """Yields numbers that lie part behind part, such as the tokens of rows, each part packed alone.
+
+    It is several times as fast as `pack_array` for each.
+
+    Args:
+        values: of all parts.
+        lengths: of the parts, which together are all of `values`.
+    """
+    content = np.asarray(values, dtype=dtype).tobytes()
+    size = np.dtype(dtype).itemsize
+    begin = 0
+    for length in lengths:
+        end = begin + length * size
+        text = b2a_base64(content[begin:end], newline=False).decode("ascii")
+        yield {"dtype": dtype, "base64": text}
+        begin = end
 
 
 def pack_array(values: Any, dtype: str) -> PackedArray:

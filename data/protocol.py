@@ -367,8 +367,9 @@ class DataProto(VerlMethods):
         dummies = torch.as_tensor(is_dummy)
         tensors = chosen.tensors()
         tensors["response_mask"][dummies] = 0
-        if "turn_ids" in tensors:
-            tensors["turn_ids"][dummies] = -1
+        for name in ("turn_ids", "row_number"):
+            if name in tensors:
+                tensors[name][dummies] = -1
         columns = chosen.non_tensor_batch
         for name in ("uid", "episode_id"):
             if name in columns:

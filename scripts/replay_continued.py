@@ -7,6 +7,7 @@ of sampling are those of training.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -119,7 +120,7 @@ def play_on(player: Player, lm: nn.Module, episode: Recorded, until_turn: int) -
     with closing(rollout):
         batch = rollout.run(describe(player.config, [episode]))
     facts: dict[str, Any] = batch.non_tensor_batch["episode_facts"][0]
-    return {**as_read(facts["ending"], facts["record"]), "reward": facts["reward"]}
+    return {**as_read(facts["ending"], json.loads(facts["record"])), "reward": facts["reward"]}
 
 
 def tell_conversation(

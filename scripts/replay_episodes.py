@@ -11,7 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from training.run.episode_files import ARRAYS, NEEDED, PER_TOKEN, Recorded, strict_json, unpacked
+from data.json_lines import strict_json
+from training.run.episode_files import ARRAYS, NEEDED, PER_TOKEN, Recorded, unpacked
 from training.run.episode_files import NAMES as NAMES
 from training.run.episode_files import read_episodes as read_arrays
 from workers.environments.reply import StepReply

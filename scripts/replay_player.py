@@ -6,6 +6,7 @@ engine, and for `rejoin` the environments, answer from the record.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ from scripts.replay_episodes import NAMES, Recorded, as_read, row_of, turn_of
 from training.config import PPOConfig
 from workers.environments.reply import StepReply
 from workers.model.builder import ModelSpec
-from workers.multi_turn_rollout import AgentRollout, episode_record
+from workers.multi_turn_rollout import AgentRollout
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import FAILURES, Episode
+from workers.rollout.episode_records import episode_records
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 
@@ -172,7 +174,10 @@ class Player:
             sampler = rollout.engine.sampler(describe(self.config, episodes).meta_info)
             limits = [rollout.limits(spec) for spec in rollout.specs]
             loop.run(Batch(played, sampler, limits))
-        return [as_read(episode.ending, episode_record(episode)) for episode in played]
+        records = episode_records(played)
+        return [
+            as_read(episode.ending, record) for episode, record in zip(played, records, strict=True)
+        ]
 
     def play(self, episodes: Sequence[Recorded]) -> list[Recorded]:
         """Returns what the turn loop makes of the recorded ids and of fresh environments."""
@@ -182,7 +187,7 @@ class Player:
         for facts in batch.non_tensor_batch["episode_facts"]:
             # Only an episode's first row has them.
             if facts is not None:
-                episode = as_read(facts["ending"], facts["record"])
+                episode = as_read(facts["ending"], json.loads(facts["record"]))
                 episode["error"] = facts["error"]
                 played.append(episode)
         return played

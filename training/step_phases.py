@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from data.outcome_rewards import move_to_sampled_tokens
-from data.protocol import DataProto
+from data.protocol import DUMMY_UID, DataProto
 from data.seeds import seed_for
 from training.advantage import apply_kl_penalty, compute_advantage
 from training.batch.dynamic_sampling import REWARD_INFO
@@ -207,7 +207,10 @@ class StepPhases:
         And `row_number` (B,), by which the update's records find their rows again.
         """
         if self.config.agent.records_episodes:
-            batch.batch["row_number"] = torch.arange(len(batch)) + self.rows_so_far
+            numbers = torch.arange(len(batch)) + self.rows_so_far
+            is_dummy = batch.non_tensor_batch["uid"].astype(object) == DUMMY_UID
+            numbers[torch.from_numpy(is_dummy)] = -1
+            batch.batch["row_number"] = numbers
             self.rows_so_far += len(batch)
         if self.config.actor_rollout_ref.actor.loss_agg_counts == "episodes":
             shares = EpisodeRows(batch).shares()

@@ -34,9 +34,10 @@ from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_descriptions import describe_episodes
-from workers.rollout.episode_records import episode_facts, episode_record
+from workers.rollout.episode_records import encode_record, episode_facts, episode_record
 from workers.rollout.failure_policy import apply_failure_policy
-from workers.rollout.token_origins import RowOrigins, TokenOrigins
+from workers.rollout.row_records import row_records
+from workers.rollout.token_origins import TokenOrigins
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 AgentSpecs = Sequence[AgentSpec]
@@ -145,15 +146,13 @@ class AgentRollout:
             (number of the row in its episode) and `episode_facts` (a dict in each episode's first
             row, None in others).
         """
-        origins = self._token_origins(episodes)
-        facts = self._apply_failure_policy(episodes, origins)
+        facts, origins = self._apply_failure_policy(episodes)
         training_rows = list_training_rows(episodes)
         rows = [each.row for each in training_rows]
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
         if self.config.agent.records_episodes:
-            flat_origins = [row.origins for of_episode in origins for row in of_episode]
             batch.batch["token_origins"] = torch.from_numpy(
-                origin_matrix(flat_origins, self.engine.response_length)
+                origin_matrix(origins, self.engine.response_length)
             )  # (B, R)
         rewards = reward_matrix(rows, self.engine.response_length)
         batch.batch["environment_rewards"] = torch.from_numpy(rewards)  # (B, R)
@@ -171,28 +170,31 @@ class AgentRollout:
         )
         return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
-    def _token_origins(self, episodes: Sequence[Episode]) -> list[list[RowOrigins]]:
-        """Tells where the tokens of each episode's rows come from, where episodes are recorded."""
-        if not self.config.agent.records_episodes:
-            return [[] for _ in episodes]
-        return [self.origins.of_episode(episode) for episode in episodes]
-
     def _apply_failure_policy(
-        self, episodes: Sequence[Episode], origins: Sequence[Sequence[RowOrigins]]
-    ) -> list[dict[str, Any]]:
+        self, episodes: Sequence[Episode]
+    ) -> tuple[list[dict[str, Any]], list[bytes]]:
         """Applies the failure policy to each episode, and returns their facts.
 
-        Where episodes are recorded, the facts hold a `record`: of the episode before that.
+        Where episodes are recorded, the facts hold a `record` (see `take_played_episodes`), of the
+        episode before the policy; and the origins of each row's tokens are returned beside them.
         """
         agent = self.config.agent
         facts = []
-        for episode, of_rows in zip(episodes, origins, strict=True):
-            record = {}
-            if agent.records_episodes:
-                record = {"record": episode_record(episode, of_rows)}
+        origins: list[bytes] = []
+        if not agent.records_episodes:
+            for episode in episodes:
+                apply_failure_policy(episode, agent)
+                facts.append(episode_facts(episode))
+            return facts, origins
+        rows = row_records([row for episode in episodes for row in episode.rows])
+        for episode in episodes:
+            of_rows = self.origins.of_episode(episode)
             apply_failure_policy(episode, agent)
-            facts.append(episode_facts(episode) | record)
-        return facts
+            of_episode = episode_facts(episode)
+            record = episode_record(episode, rows, of_rows)
+            facts.append(of_episode | {"record": encode_record(of_episode, record)})
+            origins += [row.origins for row in of_rows]
+        return facts, origins
 
     def close(self) -> None:
         """Shuts the environment pool down."""

@@ -26,12 +26,14 @@ from training.config.loader import load_config
 from training.run.episode_recorder import EpisodeRecorder
 from workers import multi_turn_rollout
 from workers.model.token_record import TokenRecorder
-from workers.multi_turn_rollout import AgentRollout
+from workers.rollout.token_origins import TokenOrigins
 
 PARTS = (
-    (AgentRollout, "_token_origins"),
-    (multi_turn_rollout, "origin_matrix"),
+    (TokenOrigins, "of_episode"),
+    (multi_turn_rollout, "row_records"),
     (multi_turn_rollout, "episode_record"),
+    (multi_turn_rollout, "encode_record"),
+    (multi_turn_rollout, "origin_matrix"),
     (TokenRecorder, "see"),
     (TokenRecorder, "take"),
     (EpisodeRecorder, "begin_update"),

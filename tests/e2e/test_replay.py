@@ -20,6 +20,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from data.json_lines import strict_json
 from data.seeds import step_info
 from data.turn_tokens import CHATML_TEMPLATE
 from examples.prepare_quickstart import warm_up
@@ -31,7 +32,7 @@ from training.building import build_trainer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
 from training.config.loader import load_config
 from training.config.reference import to_yaml
-from training.run.episode_files import strict_json, write_episodes
+from training.run.episode_files import write_episodes
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 
 Change = Callable[[dict[str, Any]], None]

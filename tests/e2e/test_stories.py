@@ -6,7 +6,9 @@ somebody does who does not know the fault, until the page says in words what the
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -268,8 +270,26 @@ def test_an_answer_that_the_environment_gives_away(reader: Reader, play: Any) ->
     reader.open(play(*GRPO, *of_story("TellsItsAnswer"), steps(3)))
     reader.click("the best paid", tag="a")
     reader.click_first(".list-row", "the first episode")
-    said = reader.browser.texts(".bubble.env .text, .bubble.env")
-    assert any("higher" in text for text in said)
+    reader.sees("ending")
+    talk = " ".join(reader.browser.run("return document.querySelector('.talk').innerText").split())
+    assert re.search(r"user higher (\d+) policy, turn \d+ ?reward 1 \1\b", talk), talk
+
+
+def test_links_work_once_the_viewer_is_made_and_the_page_says_so_before(
+    reader: Reader, tiny_game: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    fit(game_config(tiny_game, run_dir, *GRPO, *playing("Steady"), steps(1)))
+    reader.open(run_dir)
+    reader.sees(f"which this command makes: {sys.executable} -m training.run.episodes {run_dir}")
+    reader.click_point("Reward of an episode", step=1)
+    reader.sees("episodes of step 1 once the viewer is made")
+    make_viewer(run_dir)
+    # The page that is open knows nothing of it.
+    reader.click("episodes of step 1", within=".hover.kept", tag="a")
+    reader.sees("32 of 32 episodes")
+    reader.open(run_dir)
+    assert "which this command makes" not in reader.browser.run("return document.body.innerText")
 
 
 def test_a_crash_that_was_refilled(reader: Reader, play: Any, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from workers.rollout.episode import (
     anchor_of,
     play_episode,
 )
-from workers.rollout.episode_records import row_record
+from workers.rollout.row_records import row_records
 
 LIMITS = TurnLimits(
     prompt_length=16, response_length=40, max_model_len=56, max_turn=3, max_turn_tokens=4
@@ -42,7 +42,7 @@ LIMITS = TurnLimits(
 
 def row_read(row: Row) -> dict[str, Any]:
     """A row's record as a file's reader has it, its arrays as lists."""
-    record = row_record(row)
+    [record] = row_records([row])
     return {
         name: value if value is None else unpack_array(value, "<f4").tolist()
         for name, value in record.items()
@@ -224,6 +224,7 @@ def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() ->
         "turn_ids": [0, 0, -1, -1, 1],
         "rewards": [0.0, 0.25, 0.0, 0.0, 1.5],
         "template_mask": None,
+        "parent": None,
     }
     assert row_of(json.loads(json.dumps(record))) == row and row.sampled_in(1) == [9]
     assert row.token_ids == [1, 2, 5, 6, 7, 8, 9]

@@ -11,15 +11,19 @@ import pytest
 import torch
 
 from data.array_ops import object_array
+from data.json_lines import strict_json
 from data.protocol import DataProto
 from training.run.episode_entries import take_played_episodes, take_scored_episodes
-from training.run.episode_files import episode_lines, read_episodes, strict_json
+from training.run.episode_files import episode_lines, read_episodes
+from workers.rollout.episode_records import encode_record
 
 
 def played(**record: Any) -> DataProto:
     """An episode of two rows, and another one of one."""
-    facts: list[Any] = [{"ending": "done", "reward": 0.0, "record": {"turns": [], **record}}, None]
-    facts.append({"ending": "done", "reward": 0.0, "record": {"turns": []}})
+    of_episode = {"ending": "done", "reward": 0.0, "turns": 2}
+    first = encode_record(of_episode, {"turns": [], **record})
+    facts: list[Any] = [of_episode | {"record": first}, None]
+    facts.append(of_episode | {"record": encode_record(of_episode, {"turns": []})})
     columns = {
         "uid": object_array(["1.0", "1.0", "1.1"]),
         "episode_id": object_array(["1.0.0", "1.0.0", "1.1.0"]),
@@ -39,6 +43,17 @@ def test_records_are_taken_out_once() -> None:
     assert [entry["episode_id"] for entry in take_played_episodes(batch)] == ["1.0.0", "1.1.0"]
     assert take_played_episodes(batch) == []
     assert "record" not in batch.non_tensor_batch["episode_facts"][0]
+
+
+def test_a_line_holds_the_record_beside_the_facts_and_each_name_once() -> None:
+    content = episode_lines(take_played_episodes(played(task={"question": "1,2 {}"})))
+    lines = [json.loads(line, object_pairs_hook=list) for line in content.splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        names = [name for name, _ in line]
+        assert len(set(names)) == len(names)
+        assert dict(line)["turns"] == [] and dict(line)["ending"] == "done"
+    assert dict(lines[0])["task"] == [("question", "1,2 {}")] and "task" not in dict(lines[1])
 
 
 def test_a_score_of_the_trainers_is_the_reward_of_all_its_rows() -> None:

@@ -575,7 +575,9 @@ def test_padding_to_a_divisor_and_back_gives_the_same_rows(rows, divisor, added)
 
 def test_dummies_are_copies_of_the_first_row_that_train_nothing():
     data = generated(3)
+    data.batch["row_number"] = torch.tensor([40, 41, 42])
     padded = data.pad_with_dummies(4)
+    assert padded.batch["row_number"].tolist() == [40, 41, 42, -1]
     assert len(padded) == 4 and padded.batch["response_mask"].sum(-1).tolist() == [2, 2, 2, 0]
     assert padded.batch["turn_ids"][3].tolist() == [-1, -1]
     assert torch.equal(padded.batch["values"][3], data.batch["values"][0])

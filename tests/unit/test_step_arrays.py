@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,18 @@ def test_of_several_passes_the_last_counts_and_rows_drawn_twice_in_it_add_up() -
     columns = arrays_of(record({40: [1, 2, 3]}, 2), record({40: [1, 2, 3]}, 2))
     assert columns["policy_weight"][:3].tolist() == [2, 4, 6]
     assert columns["log_prob"][:3].tolist() == [1, 2, 3]
+    one = record({40: [1, 2, 3], 42: [7, 8], 41: [9]}, 2)
+    numbers, lengths = np.array([40, 42, 40]), np.array([3, 2, 3])
+    values = np.array([1, 2, 3, 7, 8, 1, 2, 3], np.float32)
+    drawn_twice = replace(
+        one,
+        row_numbers=numbers,
+        lengths=lengths,
+        tokens={"log_prob": values, "policy_weight": values},
+    )
+    columns = arrays_of(drawn_twice)
+    assert columns["policy_weight"].tolist() == [2, 4, 6, 0, 7, 8]
+    assert columns["log_prob"].tolist() == [1, 2, 3, 0, 7, 8]
 
 
 def test_a_skipped_update_counts_where_it_was_the_last_over_the_row() -> None:

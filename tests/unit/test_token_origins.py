@@ -16,7 +16,8 @@ from tests.unit.test_episode import sampler
 from workers.environments.reply import StepReply
 from workers.rollout.engine import Completion
 from workers.rollout.episode import Episode, Row, TurnLimits, play_episode
-from workers.rollout.episode_records import episode_record, parents_of
+from workers.rollout.episode_records import episode_records
+from workers.rollout.row_records import parents_of
 from workers.rollout.token_origins import (
     ENVIRONMENT,
     OVER_LIMIT,
@@ -81,7 +82,7 @@ def test_the_templates_tokens_are_told_from_the_environments(tokens: TurnTokens)
     assert OVER_LIMIT not in row.origins
     # What the policy ended with is its own.
     assert row.origins[2] == SAMPLED and row.origins[3] == TEMPLATE
-    record = episode_record(episode, [row])
+    [record] = episode_records([episode], [[row]])
     mask = unpack_array(record["rows"][0]["template_mask"], "|i1")
     assert np.array_equal(mask == 1, np.frombuffer(row.origins, np.int8) == TEMPLATE)
 
@@ -121,7 +122,8 @@ def test_a_row_whose_template_cannot_be_told_says_so(tokens: TurnTokens) -> None
     [row] = TokenOrigins(tokens).of_episode(episode)
     assert not row.is_told
     assert TEMPLATE in row.origins, "the second answer is told"
-    assert episode_record(episode, [row])["rows"][0]["template_mask"] is None
+    [record] = episode_records([episode], [[row]])
+    assert record["rows"][0]["template_mask"] is None
 
 
 def test_a_row_that_begins_with_anothers_ids_names_it() -> None:
@@ -143,7 +145,8 @@ def test_an_attempt_that_failed_is_kept_beside_the_one_that_counts(tokens: TurnT
     episode.ending, episode.error = "env_crash", "boom"
     episode.restart()
     assert episode.rows == [] and episode.turns == []
-    [attempt] = episode_record(episode)["failed_attempts"]
+    [record] = episode_records([episode])
+    [attempt] = record["failed_attempts"]
     assert attempt["ending"] == "env_crash" and attempt["error"] == "boom"
     [turn] = attempt["turns"]
     assert turn["text"] == "5" and turn["observation"][0]["content"] == "higher"

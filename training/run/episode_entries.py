@@ -18,6 +18,8 @@ from data.protocol import DUMMY_UID, DataProto
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.row_groups import rows_by_key
 
+# In an episode's facts, and in its entry: all but the names and the reward, as JSON.
+RECORD = "record"
 # In a batch's meta_info: its prompts and answers are written.
 RECORDED = "prompts_are_recorded"
 # Columns in which a dataset's row may hold its prompt as messages, before `data.prompt_key`.
@@ -29,18 +31,20 @@ def take_played_episodes(batch: DataProto) -> list[dict[str, Any]]:
     columns = batch.non_tensor_batch
     entries = []
     for row, facts in enumerate(columns.get("episode_facts", ())):
-        if facts is None or "record" not in facts:
+        record = None if facts is None else facts.pop(RECORD, None)
+        if record is None:
             continue
-        record = facts.pop("record")
-        names = {
+        entry = {
             "step": batch.meta_info["global_steps"],
             "uid": columns["uid"][row],
             "episode_id": columns["episode_id"][row],
             "data_source": columns["data_source"][row],
             "agent_index": int(columns["agent_index"][row]),
             "env_seed": int(columns["env_seed"][row]),
+            "reward": facts["reward"],
+            RECORD: record,
         }
-        entries.append({**names, **facts, **record})
+        entries.append(entry)
     return entries
 
 
@@ -192,7 +196,7 @@ class _PromptReader:
         return info
 
     def _row(self, row: int, length: int) -> dict[str, Any]:
-        """Returns the row's arrays; see `row_record` in workers/rollout/episode_records.py."""
+        """Returns the row's arrays; see workers/rollout/row_records.py."""
         width = self.prompts.shape[1]
         is_sampled = self.is_sampled[row, :length]
         record: dict[str, Any] = {

@@ -11,6 +11,7 @@ records, not the run; and they take no more room than `agent.episodes_keep`.
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ class EpisodeRecorder:
         self._begun: set[Unit] = set()
         self._warned: set[str] = set()
         self._has_started = False
+        self._has_tokenizer = False
         self._stale: frozenset[str] = frozenset()
         self._dropped: list[dict[str, str]] = []
 
@@ -79,6 +81,7 @@ class EpisodeRecorder:
         begins = step == 0 and not self._has_started
         self._has_started = True
         self._begun.clear()
+        self._has_tokenizer = False
         try:
             if begins:
                 self.shelf.set_aside()
@@ -198,8 +201,9 @@ class EpisodeRecorder:
 
     def _save_tokenizer(self) -> None:
         place = self.folder / TOKENIZER
-        if not place.is_dir():
+        if not self._has_tokenizer and not place.is_dir():
             self.tokenizer.save_pretrained(str(place))
+        self._has_tokenizer = True
 
     def _submit(self, what: str, write: Callable[[], None]) -> None:
         """Has the thread write."""
@@ -230,6 +234,10 @@ def _unit_of(batch: DataProto) -> Unit:
 
 
 def save_columns(path: Path, columns: Columns) -> None:
-    """Writes arrays to a file, uncompressed, as `np.load` reads them."""
-    with path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **columns)
+    """Writes arrays to a file, uncompressed, as `np.load` reads them.
+
+    They are put together in memory, as an archive takes many small writes.
+    """
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **columns)
+    path.write_bytes(content.getbuffer())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +142,8 @@ class StepRows:
         self.is_token &= is_real[:, None]
         self.lengths = self.is_token.sum(axis=1)[self.numbers]
         self.offsets = np.concatenate([[0], self.lengths.cumsum()]).astype(np.int64)
+        self.uids = self._texts("uid", "row ")
+        self.episode_ids = self._texts("episode_id", "row ")
         # The row of each token.
         self.of_token = np.repeat(np.arange(len(self.numbers)), self.lengths)
 
@@ -155,7 +157,7 @@ class StepRows:
         matrix[self.is_token] = flat
         return matrix
 
-    def texts(self, name: str, otherwise: str) -> np.ndarray:
+    def _texts(self, name: str, otherwise: str) -> np.ndarray:
         """Returns a column of names; without it `otherwise` and the row's number."""
         column = self.batch.non_tensor_batch.get(name)
         if column is None:
@@ -167,8 +169,8 @@ class StepRows:
         others = self.batch.non_tensor_batch
         rows = len(self.numbers)
         columns: Columns = {
-            "episode_id": self.texts("episode_id", "row "),
-            "uid": self.texts("uid", "row "),
+            "episode_id": self.episode_ids,
+            "uid": self.uids,
             "episode_row": np.zeros(rows, np.int64),
             "offsets": self.offsets,
         }
@@ -178,7 +180,7 @@ class StepRows:
             baselines = self.batch.batch["reward_baselines"].float().numpy()
             columns["reward_baselines"] = baselines[self.numbers]
         if "role" in others:
-            columns["role"] = self.texts("role", "")
+            columns["role"] = self._texts("role", "")
         return columns
 
     def tokens(self) -> Columns:
@@ -224,41 +226,47 @@ def _joined_records(records: Sequence[UpdateRecord | None], rows: StepRows) -> J
     numbers = rows.batch.batch["row_number"].numpy()[rows.numbers].tolist()
     place_of = {number: place for place, number in enumerate(numbers)}
     last_pass = np.full(count, -1, np.int64)
+    places_of = []
     for record in there:
         for number, times in record.times_trained.items():
             times_trained[place_of[number]] += times
         for number, share in record.gradient_shares.items():
             shares[place_of[number]] += share
         places = np.array([place_of[number] for number in record.row_numbers.tolist()], np.int64)
+        places_of.append(places)
         np.maximum.at(last_pass, places, record.passes)
     names = [name for name in UPDATE_COLUMNS if all(name in r.tokens for r in there)]
     tokens = {name: np.zeros(len(rows.of_token), np.float32) for name in names}
-    for record in there:
-        for place, number, begin in _last_passes(record, place_of, last_pass):
-            is_skipped[place] = number in record.skipped
-            length = int(rows.lengths[place])
-            first = int(rows.offsets[place])
-            for name, values in tokens.items():
-                recorded = record.tokens[name][begin : begin + length]
+    for record, places in zip(there, places_of, strict=True):
+        is_last = record.passes == last_pass[places]
+        is_skipped[places[is_last]] = np.isin(record.passes[is_last], record.skipped)
+        is_of_last, targets = _tokens_of_passes(record, is_last, rows.offsets[places])
+        for name, values in tokens.items():
+            recorded = record.tokens[name][is_of_last]
+            if name == "policy_weight":
                 # A row that one pass has several times (use_pf_ppo) is trained on by their sum.
-                if name == "policy_weight":
-                    recorded = recorded + values[first : first + length]
-                values[first : first + length] = recorded
+                np.add.at(values, targets, recorded)
+            else:
+                values[targets] = recorded
     return JoinedRecords(True, tokens, times_trained, is_skipped, shares)
 
 
-def _last_passes(
-    record: UpdateRecord, place_of: Mapping[int, int], last_pass: np.ndarray
-) -> Iterator[tuple[int, int, int]]:
-    """Yields each row's last pass: the row's place, the pass's number, where its tokens begin."""
-    begin = 0
-    for row_number, number, length in zip(
-        record.row_numbers.tolist(), record.passes.tolist(), record.lengths.tolist(), strict=True
-    ):
-        place = place_of[row_number]
-        if number == last_pass[place]:
-            yield place, number, begin
-        begin += length
+def _tokens_of_passes(
+    record: UpdateRecord, is_chosen: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the tokens of chosen passes among the record's, and among those of the step.
+
+    Args:
+        is_chosen: (P,) bool.
+        offsets: (P,) where the tokens of each pass's row begin in the step's columns.
+
+    Returns:
+        (T,) bool of the record's tokens, and the places in the columns of those that are chosen.
+    """
+    is_token = np.repeat(is_chosen, record.lengths)
+    begins = np.cumsum(record.lengths) - record.lengths
+    places = np.arange(len(is_token)) + np.repeat(offsets - begins, record.lengths)
+    return is_token, places[is_token]
 
 
 def _step_tokens(
@@ -289,7 +297,6 @@ def _step_tokens(
             rows.padded(tokens["rollout_log_probs"]),
             rows.padded(mask),
         )[rows.is_token]
-    uids = rows.texts("uid", "row ")
     return StepTokens(
         rows=rows.of_token,
         origins=origins,
@@ -301,27 +308,27 @@ def _step_tokens(
         is_rejected_in_loss=rejected,
         times_trained=update.times_trained if update.has_records else None,
         is_skipped=update.is_skipped,
-        is_stale=np.array([uid in trained.stale for uid in uids.tolist()], bool),
-        has_no_spread=_without_spread(uids, rows, tokens),
+        is_stale=np.array([uid in trained.stale for uid in rows.uids.tolist()], bool),
+        has_no_spread=_without_spread(rows, tokens),
         corrects=correction.corrects,
         updates_policy=trained.updates_policy,
     )
 
 
-def _without_spread(uids: np.ndarray, rows: StepRows, tokens: Columns) -> np.ndarray:
+def _without_spread(rows: StepRows, tokens: Columns) -> np.ndarray:
     """Tells of each row (n,) whether the scores of its group's episodes are equal.
 
     An episode without a token in the loss does not count, and a group of one has no spread to lack.
     """
     count = len(rows.numbers)
-    scores = np.zeros(count)
-    np.add.at(scores, rows.of_token, tokens["token_level_scores"].astype(np.float64))
-    is_live = np.zeros(count, bool)
-    np.logical_or.at(is_live, rows.of_token, tokens["response_mask"] > 0)
+    scores = np.bincount(rows.of_token, tokens["token_level_scores"], minlength=count)
+    is_live = np.bincount(rows.of_token, tokens["response_mask"] > 0, minlength=count) > 0
     groups: dict[str, dict[str, float]] = {}
     live: dict[str, set[str]] = {}
-    names = rows.texts("episode_id", "row ").tolist()
-    for uid, name, score, lives in zip(uids.tolist(), names, scores, is_live, strict=True):
+    uids = rows.uids.tolist()
+    names = rows.episode_ids.tolist()
+    scored_rows = zip(uids, names, scores.tolist(), is_live.tolist(), strict=True)
+    for uid, name, score, lives in scored_rows:
         episodes = groups.setdefault(uid, {})
         episodes[name] = episodes.get(name, 0.0) + score
         if lives:
@@ -331,7 +338,7 @@ def _without_spread(uids: np.ndarray, rows: StepRows, tokens: Columns) -> np.nda
         members = live.get(uid, set())
         if len(members) > 1 and len({episodes[name] for name in members}) == 1:
             equal.add(uid)
-    return np.array([uid in equal for uid in uids.tolist()], bool)
+    return np.array([uid in equal for uid in uids], bool)
 
 
 def _meta(
@@ -380,8 +387,8 @@ def _stale_episodes(trained: TrainedStep, rows: StepRows) -> list[dict[str, str]
     """Lists the episodes of groups that are too old; they have rows, of which nothing is learnt."""
     if not trained.stale:
         return []
-    uids = rows.texts("uid", "row ").tolist()
-    names = rows.texts("episode_id", "row ").tolist()
+    uids = rows.uids.tolist()
+    names = rows.episode_ids.tolist()
     uid_of = {name: uid for uid, name in zip(uids, names, strict=True) if uid in trained.stale}
     return [{"episode_id": name, "uid": uid, "why": "stale"} for name, uid in uid_of.items()]
 

@@ -96,8 +96,7 @@ class StepTokens:
 def token_fates(step: StepTokens) -> np.ndarray:
     """Decides each token's fate: (T,) uint8. The first rule that fits counts."""
     in_loss = step.response_mask.astype(bool)
-    fates = np.where(in_loss, _fates_in_loss(step), _fates_outside(step))
-    return fates.astype(np.uint8)
+    return np.where(in_loss, _fates_in_loss(step), _fates_outside(step))
 
 
 def _fates_in_loss(step: StepTokens) -> np.ndarray:
@@ -142,9 +141,10 @@ def _fates_outside(step: StepTokens) -> np.ndarray:
 
 def _first_that_fits(rules: list[tuple[np.ndarray, str]], otherwise: str) -> np.ndarray:
     """Returns the code of the first rule that is true of each token."""
-    conditions = [condition for condition, _ in rules]
-    codes = [code_of(name) for _, name in rules]
-    return np.select(conditions, codes, default=code_of(otherwise))
+    codes = np.full(len(rules[0][0]), code_of(otherwise), np.uint8)
+    for condition, name in reversed(rules):
+        codes[condition] = code_of(name)
+    return codes
 
 
 def rejected_in_loss(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.protocol import DUMMY_UID, DataProto
+from data.protocol import DataProto
 from workers.model.sequences import to_device
 from workers.ranks.process_groups import rank, world_size
 
@@ -93,37 +93,40 @@ class TokenRecorder:
             tokens: values by name, (rows, response_len) each; `log_prob` with a gradient.
         """
         shares_with_another = rank() % self.sequence_ranks != 0
-        if shares_with_another or len(rows) == 0 or ROW_NUMBER not in micro.batch:
+        numbers = micro.batch.get(ROW_NUMBER, None)
+        if shares_with_another or len(rows) == 0 or numbers is None:
             return
-        is_real = micro.non_tensor_batch["uid"].astype(object) != DUMMY_UID
-        row_numbers = micro.batch[ROW_NUMBER].numpy()[is_real]
+        row_numbers = numbers.numpy()
         self._seen.setdefault(self._mini_batch, []).append(row_numbers)
         if not self._keeps_values:
             return
+        # Not a dummy's.
+        is_real = row_numbers >= 0
         log_prob = tokens["log_prob"]
         width = log_prob.shape[1]
-        attended = micro.batch["attention_mask"][:, -width:].bool()
-        attended = attended & torch.from_numpy(is_real)[:, None]  # (rows, R)
-        places = to_device(attended.flatten().nonzero().squeeze(1), log_prob.device)
+        attended = micro.batch["attention_mask"].numpy()[:, -width:] != 0  # (rows, R)
+        attended &= is_real[:, None]
+        # Among all (rows x R) tokens.
+        places = to_device(torch.from_numpy(np.flatnonzero(attended)), log_prob.device)
         values = {}
         for name, value in tokens.items():
-            values[name] = value.detach().flatten()[places]
-        lengths = attended.sum(dim=1).numpy()[is_real]
-        self._passes.append(_Pass(self._mini_batch, row_numbers, lengths, values))
+            values[name] = value.detach().take(places)
+        lengths = attended.sum(axis=1)[is_real]
+        self._passes.append(_Pass(self._mini_batch, row_numbers[is_real], lengths, values))
 
         def keep_weight(gradient: Tensor) -> None:
             # Losses carry the factor of all ranks.
-            values["policy_weight"] = gradient.detach().flatten()[places] / -world_size()
+            values["policy_weight"] = gradient.detach().take(places) / -world_size()
 
         if log_prob.requires_grad:
             log_prob.register_hook(keep_weight)
 
     def add_gradient_shares(self, mini: DataProto, shares: Tensor) -> None:
         """Adds the shares (rows,) that a mini-batch's rows have of its gradient."""
-        uids = mini.non_tensor_batch["uid"].astype(object)
         numbers = mini.batch[ROW_NUMBER].tolist()
-        for number, uid, share in zip(numbers, uids, shares.tolist(), strict=True):
-            if uid != DUMMY_UID:
+        for number, share in zip(numbers, shares.tolist(), strict=True):
+            # Not a dummy's.
+            if number >= 0:
                 self.gradient_shares[number] = self.gradient_shares.get(number, 0.0) + share
 
     def skip(self) -> None:
@@ -145,6 +148,8 @@ class TokenRecorder:
         names = [name for name in passes[0].values if all(name in p.values for p in passes)]
         seen = [rows for of_mini_batch in self._seen.values() for rows in of_mini_batch]
         numbers, counts = np.unique(np.concatenate(seen), return_counts=True)
+        # Not of dummies.
+        numbers, counts = numbers[numbers >= 0], counts[numbers >= 0]
         record = UpdateRecord(
             row_numbers=np.concatenate([each.row_numbers for each in passes]),
             passes=np.concatenate(

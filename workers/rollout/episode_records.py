@@ -1,23 +1,21 @@
 """What leaves the engine's process of an episode: the facts for a step's metrics, and its record.
 
 `episode_facts` is what the batch's column of that name holds, once for each episode; the metrics
-(training/run) read nothing else of episodes. `episode_record` is a line of the run's episode files
-(docs/episodes.md), which scripts/replay.py reads. Invariant: both are plain data, as JSON holds it.
+(training/run) read nothing else of episodes. An episode's record is a line of the run's episode
+files (docs/episodes.md), which scripts/replay.py reads. Invariant: both are plain data, as JSON
+holds it.
 """
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-import numpy as np
-
-from data.packed_arrays import pack_typed
+from data.json_lines import json_object
+from data.warn_once import warn_once
 from workers.environments.reply import StepReply
-from workers.rollout.episode import FAILURES, Episode, FailedAttempt, Row, Turn, digest
-from workers.rollout.token_origins import OVER_LIMIT, TEMPLATE, RowOrigins
-
-# Translates origins to 1 on what the template added, and 0.
-IS_TEMPLATE = bytes(int(origin in (TEMPLATE, OVER_LIMIT)) for origin in range(256))
+from workers.rollout.episode import FAILURES, Episode, FailedAttempt, Turn, digest
+from workers.rollout.row_records import complete_rows, row_records
+from workers.rollout.token_origins import RowOrigins
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
@@ -81,25 +79,59 @@ def reward_paid(episode: Episode) -> float:
     return sum(turn.reply.reward or 0.0 for turn in episode.turns if turn.reply)
 
 
-def episode_record(episode: Episode, origins: Sequence[RowOrigins] | None = None) -> dict[str, Any]:
+def episode_records(
+    episodes: Sequence[Episode], origins: Sequence[Sequence[RowOrigins]] | None = None
+) -> list[dict[str, Any]]:
+    """Returns all of each episode.
+
+    Args:
+        origins: of each episode's rows, of their tokens; None: they are not told.
+    """
+    rows = row_records([row for episode in episodes for row in episode.rows])
+    told = origins or [[]] * len(episodes)
+    return [
+        episode_record(episode, rows, of_rows)
+        for episode, of_rows in zip(episodes, told, strict=True)
+    ]
+
+
+def episode_record(
+    episode: Episode, rows: Iterator[dict[str, Any]], origins: Sequence[RowOrigins] = ()
+) -> dict[str, Any]:
     """Returns all of an episode: the conversation, the ids, and the rewards that it was paid.
 
     Args:
-        origins: of each row's tokens; None: they are not told.
+        rows: `row_records`, of which the episode's own come next.
+        origins: of each row's tokens; empty: they are not told.
     """
-    told: Sequence[RowOrigins | None] = [None] * len(episode.rows) if origins is None else origins
-    parents = parents_of(episode.rows)
-    rows = []
-    for row, of_row, parent in zip(episode.rows, told, parents, strict=True):
-        rows.append({**row_record(row, of_row), "parent": parent})
+    of_rows = list(islice(rows, len(episode.rows)))
+    complete_rows(of_rows, episode.rows, origins)
     return {
         "attempt": episode.attempt,
         "task": episode.task,
         "initial_messages": episode.initial_messages,
         "turns": [turn_record(turn) for turn in episode.turns],
-        "rows": rows,
+        "rows": of_rows,
         "failed_attempts": [attempt_record(attempt) for attempt in episode.failed_attempts],
     }
+
+
+def encode_record(facts: Mapping[str, Any], record: Mapping[str, Any]) -> bytes | None:
+    """Writes an episode's facts and record as one object in JSON, as soon as they are made.
+
+    So the record's many small objects are gone at once. The reward is left out, as a trainer may
+    give another one. What cannot be written is None, and logged: it costs the record, not the run.
+    """
+    # The number of turns gives way to the turns.
+    entry = {**facts, **record}
+    del entry["reward"]
+    try:
+        return json_object(entry)
+    # Tasks and replies hold objects of users' own.
+    except Exception as error:
+        kind = type(error).__name__
+        warn_once(__name__, f"episodes not recorded, the run goes on: {kind}: {error}")
+        return None
 
 
 def turn_record(turn: Turn) -> dict[str, Any]:
@@ -125,65 +157,3 @@ def attempt_record(attempt: FailedAttempt) -> dict[str, Any]:
         observation = turn.reply.messages if turn.reply is not None else []
         turns.append({"text": turn.text, "observation": observation})
     return {"turns": turns, "ending": attempt.ending, "error": attempt.error}
-
-
-def row_record(row: Row, origins: RowOrigins | None = None) -> dict[str, Any]:
-    """Returns a row, in packed arrays with an entry a token.
-
-    Log-probs are 0 on what nobody sampled; `weight_versions` are there where tokens of several
-    occur; `template_mask` is null where the template's tokens cannot be told.
-    """
-    size = len(row.ids)
-    # No numpy: rows are many and short.
-    turn_ids = array("h", [-1]) * size
-    response_mask = array("b", bytes(size))
-    rewards = array("f", bytes(4 * size))
-    for span in row.spans:
-        length = span.end - span.start
-        turn_ids[span.start : span.end] = array("h", [span.turn]) * length
-        response_mask[span.start : span.end] = array("b", [1]) * length
-    for position, reward in row.reward_at.items():
-        rewards[position] = reward
-    record: dict[str, Any] = {
-        "prompt_ids": pack_typed(array("i", row.prompt_ids)),
-        "response_ids": pack_typed(row.ids),
-        "response_mask": pack_typed(response_mask),
-        "log_probs": pack_typed(row.log_probs),
-        "turn_ids": pack_typed(turn_ids),
-        "rewards": pack_typed(rewards),
-        "template_mask": None,
-    }
-    if origins is not None and origins.is_told:
-        is_template = array("b", origins.origins.translate(IS_TEMPLATE))
-        record["template_mask"] = pack_typed(is_template)
-    if row.spans and any(span.version != row.spans[0].version for span in row.spans):
-        versions = array("i", [-1]) * size
-        for span in row.spans:
-            versions[span.start : span.end] = array("i", [span.version]) * (span.end - span.start)
-        record["weight_versions"] = pack_typed(versions)
-    return record
-
-
-def parents_of(rows: Sequence[Row]) -> list[dict[str, int] | None]:
-    """Finds, for each row, the earlier row whose ids it begins with, and how many these are.
-
-    Rewritten histories and branches share what came before them; None: there is no such row.
-    """
-    if len(rows) == 1:
-        return [None]
-    ids = [np.array(row.token_ids, dtype=np.int64) for row in rows]
-    parents: list[dict[str, int] | None] = []
-    for number, own in enumerate(ids):
-        shared = [common_length(own, earlier) for earlier in ids[:number]]
-        longest = max(shared, default=0)
-        # Of several the last one, from which the conversation went on.
-        last = len(shared) - 1 - shared[::-1].index(longest) if longest else 0
-        parents.append({"row": last, "tokens": longest} if longest else None)
-    return parents
-
-
-def common_length(first: np.ndarray, second: np.ndarray) -> int:
-    """Counts the entries with which both arrays begin alike."""
-    shorter = min(len(first), len(second))
-    differs = np.flatnonzero(first[:shorter] != second[:shorter])
-    return int(differs[0]) if len(differs) else shorter

@@ -25,6 +25,8 @@ TEMPLATE = 3
 # The end of a turn that its limit cut: the policy did not sample it.
 OVER_LIMIT = 4
 
+SAMPLED_BYTE = bytes([SAMPLED])
+ENVIRONMENT_BYTE = bytes([ENVIRONMENT])
 # So many joins are remembered: environments repeat themselves.
 NUM_REMEMBERED = 512
 BYTES_OF_ID = array("i").itemsize
@@ -60,21 +62,22 @@ class TokenOrigins:
 
     def of_row(self, row: Row, turns: Sequence[Turn]) -> RowOrigins:
         """Tells the origins of a row's tokens; `turns` are the episode's."""
-        size = len(row.ids)
-        origins = bytearray([ENVIRONMENT]) * size
-        is_told = True
+        ids = row.ids
         spans = row.spans
-        for number, span in enumerate(spans):
-            origins[span.start : span.end] = bytes([SAMPLED]) * (span.end - span.start)
-            end = spans[number + 1].start if number + 1 < len(spans) else size
+        # Where each span's gap ends.
+        ends = [span.start for span in spans[1:]] + [len(ids)]
+        is_told = True
+        pieces = [ENVIRONMENT_BYTE * (spans[0].start if spans else len(ids))]
+        for span, end in zip(spans, ends, strict=False):
+            pieces.append(SAMPLED_BYTE * (span.end - span.start))
             if end == span.end:
                 continue
-            found = self._of_gap(row.ids[span.end : end].tobytes(), *_said_after(turns, span.turn))
+            found = self._of_gap(ids[span.end : end].tobytes(), *_said_after(turns, span.turn))
             if found is None:
                 is_told = False
-            else:
-                origins[span.end : end] = found
-        return RowOrigins(bytes(origins), is_told)
+                found = ENVIRONMENT_BYTE * (end - span.end)
+            pieces.append(found)
+        return RowOrigins(b"".join(pieces), is_told)
 
     def _find(self, gap: bytes, texts: tuple[str, ...], is_cut: bool) -> bytes | None:
         """Finds the texts of messages in the ids of a gap; None where one is not there."""
@@ -143,7 +146,7 @@ def _said_after(turns: Sequence[Turn], number: int) -> tuple[tuple[str, ...], bo
     turn = turns[number]
     if turn.reply is None:
         return (), turn.finish_reason == "length"
-    texts = tuple(str(message["content"]) for message in turn.reply.messages)
+    texts = tuple([str(message["content"]) for message in turn.reply.messages])
     return texts, turn.finish_reason == "length"
 
 

@@ -108,7 +108,8 @@ class Hover {
 
   move(step) {
     const x = this.plot.valToPos(step, "x");
-    const isRight = x > this.plot.over.clientWidth / 2;
+    // On the left there is more room, over the axis.
+    const isRight = x > 0.45 * this.plot.over.clientWidth;
     this.box.style.left = isRight ? "auto" : `${x + 12}px`;
     this.box.style.right = isRight ? `${this.plot.over.clientWidth - x + 12}px` : "auto";
   }
