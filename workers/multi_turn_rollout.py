@@ -11,7 +11,8 @@ Invariant: environments, conversations and tokens stay where the engine is.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,15 +31,21 @@ from training.config.loader import ConfigError
 from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.reward import CustomRewardFunctionConfig
 from workers.environments.pool import EnvironmentPool, environment_name
+from workers.programs.play import ProgramPlayer
+from workers.programs.spec import ProgramSpec
 from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
-from workers.rollout.episode import Episode, Row, TurnLimits
+from workers.rollout.episode import Episode, Player, Row, TurnLimits
 from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout.episode_records import episode_facts, episode_record
 from workers.rollout.failure_policy import apply_failure_policy
 from workers.rollout.turn_loop import Batch, TurnLoop
 
-AgentSpecs = Sequence[AgentSpec]
+if TYPE_CHECKING:
+    from workers.programs.mixed_pool import MixedPool
+    from workers.programs.pool import ProgramPool
+
+AgentSpecs = Sequence[AgentSpec | ProgramSpec]
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,9 @@ class AgentRollout:
             template_kwargs=dict(config.data.apply_chat_template_kwargs),
             eos_token_ids=engine.eos_token_ids,
         )
-        self.pool = open_pool(config, specs) if is_leader(group) else None
+        self.pool = None
+        if is_leader(group):
+            self.pool = open_mixed_pool(config, specs, engine.max_model_len)
         schemas = self.pool.tool_schemas if self.pool is not None else None
         self.tools: Sequence[Tools] = from_leader(schemas, group)
         home = config.environment_home
@@ -94,6 +103,7 @@ class AgentRollout:
             tokens=self.tokens,
             environments=self.pool,
             tools=self.tools,
+            programs=program_players(specs),
             max_live=home.num_workers if home.isolation != "thread" else None,
             group=group,
         )
@@ -122,7 +132,7 @@ class AgentRollout:
         sampler = self.engine.sampler(described.meta_info)
         return Batch(episodes, sampler, [self.limits(spec) for spec in self.specs])
 
-    def limits(self, spec: AgentSpec) -> TurnLimits:
+    def limits(self, spec: AgentSpec | ProgramSpec) -> TurnLimits:
         """Returns what ends turns and episodes of this spec's agents."""
         agent = self.config.agent
         return TurnLimits(
@@ -204,21 +214,72 @@ def reward_matrix(rows: Sequence[Row], width: int) -> np.ndarray:
 # How agents and their environments are built.
 
 
-def open_pool(config: PPOConfig, specs: AgentSpecs) -> EnvironmentPool:
-    """Opens the environment pool that the config asks for."""
+def open_pool(config: PPOConfig, specs: Sequence[Any], **settings: Any) -> EnvironmentPool:
+    """Opens the environment pool that the config asks for; `settings` win."""
     home = config.environment_home
-    return EnvironmentPool(
+    arguments: dict[str, Any] = {
+        "isolation": home.isolation,
+        "num_workers": home.num_workers,
+        "limits": Limits(network=home.network, memory_gb=home.memory_gb),
+        "step_timeout_s": config.agent.step_timeout_s,
+        "episode_timeout_s": config.agent.episode_timeout_s,
+        "step_wall_timeout_s": config.agent.step_wall_timeout_s,
+    }
+    return EnvironmentPool(specs, **(arguments | settings))
+
+
+def open_program_pool(
+    config: PPOConfig,
+    specs: dict[int, ProgramSpec],
+    max_tokens: int,
+    replies: Any = None,
+) -> "ProgramPool":
+    """Opens a pool of programs, whose functions live where the config's environments do.
+
+    Args:
+        max_tokens: of the longest row.
+        replies: a queue for what they say; None: one of its own.
+    """
+    # It needs aiohttp, which runs without programs do without.
+    from workers.programs.attempt import Deadlines
+    from workers.programs.pool import ProgramPool
+
+    return ProgramPool(
         specs,
-        isolation=home.isolation,
-        num_workers=home.num_workers,
-        limits=Limits(network=home.network, memory_gb=home.memory_gb),
-        step_timeout_s=config.agent.step_timeout_s,
-        episode_timeout_s=config.agent.episode_timeout_s,
-        step_wall_timeout_s=config.agent.step_wall_timeout_s,
+        deadlines=Deadlines(config.agent.step_timeout_s, config.agent.episode_timeout_s),
+        max_tokens=max_tokens,
+        homes=partial(open_pool, config),
+        replies=replies,
     )
 
 
-def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentSpec]:
+def open_mixed_pool(
+    config: PPOConfig, specs: AgentSpecs, max_tokens: int
+) -> "EnvironmentPool | MixedPool":
+    """Opens the pool of the config's environments and programs."""
+    if not any(isinstance(spec, ProgramSpec) for spec in specs):
+        return open_pool(config, specs)
+    from workers.programs.mixed_pool import MixedPool
+
+    def make_environments(agents: list[AgentSpec], replies: Any) -> EnvironmentPool:
+        return open_pool(config, agents, replies=replies)
+
+    def make_programs(programs: dict[int, ProgramSpec], replies: Any) -> "ProgramPool":
+        return open_program_pool(config, programs, max_tokens, replies)
+
+    return MixedPool(specs, make_environments, make_programs)
+
+
+def program_players(specs: AgentSpecs) -> dict[int, Player]:
+    """Returns how the episodes of those specs are played that are programs."""
+    return {
+        index: ProgramPlayer(spec.client_sampling)
+        for index, spec in enumerate(specs)
+        if isinstance(spec, ProgramSpec)
+    }
+
+
+def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentSpec | ProgramSpec]:
     """Returns how the config's agents are built, one spec an environment.
 
     `agent_cls` wins over `agent.cls`. ValueError where there is nothing to act in.
@@ -235,8 +296,11 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
     if config.plays_dataset_rows:
         # It scores rows, not trajectories.
         reward = CustomRewardFunctionConfig()
-    specs = []
+    specs: list[AgentSpec | ProgramSpec] = []
     for environment in config.environments:
+        if environment.is_program:
+            specs.append(program_spec(config, environment))
+            continue
         spec = AgentSpec(
             _source(environment),
             kwargs=environment.kwargs,
@@ -258,6 +322,27 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
     return specs
 
 
+def program_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
+    """Returns how a program is started and paid."""
+    agent = config.agent
+    reward = config.custom_reward_function
+    return ProgramSpec(
+        command=choice.command,
+        function=choice.program,
+        preload=agent.preload,
+        reward=agent.program_reward,
+        parser=agent.parser,
+        request_timeout_s=agent.request_timeout_s,
+        client_sampling=agent.client_sampling,
+        memory_gb=config.program_memory_gb,
+        reward_path=reward.path,
+        reward_name=reward.name,
+        reward_kwargs=reward.reward_kwargs,
+        max_turn=choice.max_turn,
+        max_turn_tokens=choice.max_turn_tokens,
+    )
+
+
 def try_reward_functions(config: PPOConfig, specs: AgentSpecs) -> None:
     """Has each spec with a reward function of its own play an episode of one turn, and be paid.
 
@@ -265,6 +350,7 @@ def try_reward_functions(config: PPOConfig, specs: AgentSpecs) -> None:
         ConfigError: a function raises, returns no reward, or takes other arguments.
     """
     problems = []
+    specs = [spec for spec in specs if isinstance(spec, AgentSpec)]
     with open_pool(config, specs) as pool:
         for index in range(len(specs)):
             problems += reward_problems(pool, specs, index, config.data.run_seed)
@@ -282,6 +368,9 @@ def reward_problems(
     What else fails in the episode shows when it is played.
     """
     spec = specs[index]
+    # A program's is tried with it.
+    if isinstance(spec, ProgramSpec):
+        return []
     if spec.reward_fn is None and spec.reward_path is None:
         return []
     pool.trial(index, index, seed, episodes=1, max_turn=1, task=task)
@@ -335,7 +424,8 @@ class SyncMultiTurnRollout:
         self.batch: DataProto | None = None
         if specs is None:
             specs = agent_specs(cfg, agent_cls)
-            if any(spec.reward_fn or spec.reward_path for spec in specs):
+            pays = [spec for spec in specs if isinstance(spec, AgentSpec)]
+            if any(spec.reward_fn or spec.reward_path for spec in pays):
                 try_reward_functions(cfg, specs)
         names = [environment_name(spec.source) for spec in specs]
         self.suite = EnvironmentSuite(names, [1.0] * len(names))
