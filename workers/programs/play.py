@@ -284,8 +284,8 @@ class ProgramEpisode:
 
     def _refused_by_engine(self, refusal: Ended) -> Several:
         """Answers the request that the engine has just refused."""
-        number = max(self.flights)
-        flight = self.flights.pop(number)
+        # The one that was launched last.
+        _, flight = self.flights.popitem()
         _, error = refusal.args
         return self._withdraw(flight, "engine", error)
 
