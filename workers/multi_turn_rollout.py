@@ -9,6 +9,7 @@ one row; an episode gives one row, or more where the model's chat template rewri
 Invariant: environments, conversations and tokens stay where the engine is.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +29,7 @@ from data.seeds import step_info
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
-from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
+from training.config.schema.agent import OWN_PYTHON, PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.reward import CustomRewardFunctionConfig
 from workers.environments.pool import EnvironmentPool, environment_name
 from workers.programs.play import ProgramPlayer
@@ -326,8 +327,11 @@ def program_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
     """Returns how a program is started and paid."""
     agent = config.agent
     reward = config.custom_reward_function
+    command = choice.command
+    if command and command[0] in OWN_PYTHON:
+        command = (sys.executable, *command[1:])
     return ProgramSpec(
-        command=choice.command,
+        command=command,
         function=choice.program,
         preload=agent.preload,
         reward=agent.program_reward,

@@ -91,12 +91,8 @@ def test_faulty_programs_cost_their_episodes_and_never_the_run(
     facts = facts_of(batch)
     assert len(facts) == 12
     by_way = Counter((ways[entry["environment"]], entry["ending"]) for entry in facts)
-    # The answers are not "Yes.", so that well fails, too; what is asked of it is a turn all the same.
-    for way, ending in (
-        ("raises", "env_crash"),
-        ("hangs", "env_timeout"),
-        ("closes_early", "done"),
-    ):
+    expected = {"raises": "env_crash", "hangs": "env_timeout", "closes_early": "done"}
+    for way, ending in expected.items():
         assert by_way[way, ending] == 2, by_way
     assert endings(step)["env_timeout"] == 2
     assert step["agent/masked"] == sum(entry["masked"] for entry in facts)

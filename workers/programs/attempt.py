@@ -172,7 +172,10 @@ class Attempt:
     def ask(
         self, asked: AskedCompletion, body: bytes, *, is_retry: bool, reward: float | None
     ) -> Pending:
-        """Takes a request in; returns it, or the one that it repeats. Raises ProtocolError."""
+        """Takes a request in; returns it, or the one that it repeats. Raises ProtocolError.
+
+        Who asked listens from here on, until `stop_listening`.
+        """
         if self.exited or self.ending or self.failure:
             raise ProtocolError("this episode has ended", "episode_ended", 410)
         digest = hashlib.blake2b(body, digest_size=16).digest()
@@ -180,11 +183,12 @@ class Attempt:
             repeats = earlier.digest == digest and not earlier.listeners
             if repeats and (is_retry or not earlier.delivered):
                 self._adopt(earlier)
+                earlier.listeners += 1
                 return earlier
         check_messages(asked)
         number = len(self.pending) + 1
         future = asyncio.get_running_loop().create_future()
-        pending = Pending(number, asked, digest, future)
+        pending = Pending(number, asked, digest, future, listeners=1)
         self.pending[number] = pending
         self.waiting.add(number)
         for name in asked.ignored:
@@ -216,8 +220,7 @@ class Attempt:
             pending.gone = None
 
     async def answer_to(self, pending: Pending) -> AnsweredCompletion:
-        """Waits for a request's answer, as one of those who listen. Raises ProtocolError."""
-        pending.listeners += 1
+        """Waits for a request's answer. Raises ProtocolError."""
         timeout = self.spec.request_timeout_s
         try:
             return await asyncio.wait_for(asyncio.shield(pending.answered), timeout)
@@ -225,11 +228,10 @@ class Attempt:
             raise ProtocolError(
                 f"no answer within agent.request_timeout_s={timeout:g}", "timeout", 504
             ) from None
-        finally:
-            pending.listeners -= 1
 
-    def note_delivery(self, pending: Pending, *, delivered: bool) -> None:
+    def stop_listening(self, pending: Pending, *, delivered: bool) -> None:
         """Notes whether a client was sent its answer; where not, it may come back for a while."""
+        pending.listeners -= 1
         pending.delivered = pending.delivered or delivered
         if pending.delivered or pending.listeners or self.exited or pending.gone is not None:
             return

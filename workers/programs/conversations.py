@@ -199,7 +199,7 @@ class Conversations:
 
 def fork(row: Row, held: int) -> Row:
     """Makes a row that begins as `row` does; what was sampled there is not trained on again."""
-    new = Row(prompt_ids=list(row.prompt_ids), parent=row, shared=len(row.prompt_ids) + held)
+    new = Row(prompt_ids=list(row.prompt_ids))
     new.append_tokens(row.ids[:held].tolist())
     return new
 

@@ -183,7 +183,7 @@ class ProgramServer:
             delivered = error.status < 500
             raise
         finally:
-            attempt.note_delivery(pending, delivered=delivered)
+            attempt.stop_listening(pending, delivered=delivered)
         return response
 
     async def _stream(
@@ -241,6 +241,8 @@ class ProgramServer:
                 "token that a row may have",
                 "context_length_exceeded",
             ) from None
+        except ConnectionError:
+            raise ProtocolError("the connection was closed", "closed") from None
         except TimeoutError:
             raise ProtocolError(f"no whole body within {BODY_S:g} s", "timeout", 408) from None
 

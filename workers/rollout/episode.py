@@ -62,8 +62,6 @@ class Row:
             sampled.
         spans: what was sampled.
         reward_at: a reward by its position in the response.
-        parent: the row of the episode that this one begins with, `shared` tokens of it; None: it
-            begins by itself.
     """
 
     prompt_ids: list[int]
@@ -71,8 +69,6 @@ class Row:
     log_probs: array[float] = field(default_factory=lambda: array("f"))
     spans: list[Span] = field(default_factory=list)
     reward_at: dict[int, float] = field(default_factory=dict)
-    parent: Row | None = None
-    shared: int = 0
 
     @property
     def token_ids(self) -> list[int]:
@@ -193,6 +189,7 @@ class Episode:
         self.initial_messages = []
         self.messages = []
         self.turns = []
+        self.program = {}
         self.ending = ""
         self.error = ""
         self.attempt += 1

@@ -372,8 +372,6 @@ def check(episode: Episode, pool: HostilePool, engine: CheckableEngine) -> int:
             assert row.spans and row.spans[-1].end == len(row.ids), (
                 "a row ends where it was sampled"
             )
-        if row.parent is not None:
-            assert whole[: row.shared] == row.parent.token_ids[: row.shared]
     behind = {entry.behind for entry in episode.turns}
     for turn, (number, completion) in enumerate(in_order(engine)):
         asked = pool.asked[number]

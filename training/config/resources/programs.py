@@ -10,7 +10,7 @@ from typing import Any
 from custom.env_calls import located, takes_keyword
 from data.loading import load_extern_object
 from training.config.resources.user_code import unusable_object
-from training.config.schema.agent import EnvironmentChoice
+from training.config.schema.agent import OWN_PYTHON, EnvironmentChoice
 
 # What a reward function of programs is called with, by name.
 OFFERED = ("task", "output", "conversations")
@@ -37,7 +37,7 @@ def check_program(key: str, choice: EnvironmentChoice) -> Iterator[str]:
 
 def _check_command(key: str, words: tuple[str, ...]) -> Iterator[str]:
     """Requires that what a command runs is there."""
-    if shutil.which(words[0]) is None:
+    if words[0] not in OWN_PYTHON and shutil.which(words[0]) is None:
         yield f"{key}: {words[0]!r} is no program that is installed here, nor a file that runs"
     for word in words[1:2]:
         if word.endswith(".py") and not os.path.exists(word):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # The name of an environment that a program passes as an object, or that an agent class of one's
 # own brings along.
 PASSED_AS_OBJECT = "given"
+# As a command's first word: the interpreter that the run itself has.
+OWN_PYTHON = ("python", "python3")
 # What a run with tools acts in that has rows and names no environment.
 DATASET_ROWS = "custom.envs.dataset_row:DatasetRowEnvironment"
 
