@@ -18,6 +18,7 @@ from workers.environments.reply import StepReply
 from workers.programs.exchange import Answer, Asked, AskedCompletion, Exited, Gone, Rewarded
 from workers.programs.play import COUNTS, ProgramPlayer
 from workers.programs.recall import Recall
+from workers.ranks.process_groups import is_leader
 from workers.rollout.engine import Completion, Engine, Sampling
 from workers.rollout.episode import Episode, TurnLimits
 from workers.rollout.turn_loop import Batch, TurnLoop
@@ -326,19 +327,23 @@ class HostilePool:
 
 
 def play(
-    moves: list[tuple[str, int]], tokens: TurnTokens, seed: int, lockstep: bool = False
+    moves: list[tuple[str, int]],
+    tokens: TurnTokens,
+    seed: int,
+    lockstep: bool = False,
+    group: Any = None,
 ) -> tuple[Episode, HostilePool, CheckableEngine]:
-    """Plays the moves as an episode."""
-    rng = random.Random(seed)
-    engine = CheckableEngine(tokens, rng)
-    pool = HostilePool(moves, tokens, rng)
+    """Plays the moves as an episode; in a tensor-parallel group the leader has the program."""
+    engine = CheckableEngine(tokens, random.Random(seed))
+    pool = HostilePool(moves, tokens, random.Random(seed + 1))
     loop = TurnLoop(
         engine,
         tokens=tokens,
-        environments=pool,
+        environments=pool if is_leader(group) else None,
         tools=[None],
         programs={0: ProgramPlayer()},
         lockstep=lockstep,
+        group=group,
     )
     limits = TurnLimits(prompt_length=300, response_length=500, max_model_len=800, max_turn=40)
     episode = Episode(group=0, sample=0)
