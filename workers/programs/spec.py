@@ -14,6 +14,7 @@ class ProgramSpec:
     Attributes:
         command: the words of a command; empty where `function` is given.
         function: FILE.py:NAME of `async def NAME(task, client) -> reward`.
+        variables: further environment variables, also of the process that preloads.
         preload: modules that a process of the command's interpreter has imported, from which
             programs are then forked.
         reward: where a command's reward comes from; a reward function has the last word.
@@ -27,6 +28,7 @@ class ProgramSpec:
 
     command: tuple[str, ...] = ()
     function: str | None = None
+    variables: tuple[tuple[str, str], ...] = ()
     preload: tuple[str, ...] = ()
     reward: RewardSource = "stdout"
     parser: str = "function"

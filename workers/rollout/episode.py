@@ -34,6 +34,7 @@ from custom.env import BadRewardFunction, Message
 from data.conversation import Conversation
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
+from workers.programs.exchange import NOBODY, Speaker
 from workers.rollout.engine import Completion, Sampling, VersionSpan
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
@@ -62,6 +63,7 @@ class Row:
             sampled.
         spans: what was sampled.
         reward_at: a reward by its position in the response.
+        speaker: whose turns they are.
     """
 
     prompt_ids: list[int]
@@ -69,6 +71,7 @@ class Row:
     log_probs: array[float] = field(default_factory=lambda: array("f"))
     spans: list[Span] = field(default_factory=list)
     reward_at: dict[int, float] = field(default_factory=dict)
+    speaker: Speaker = NOBODY
 
     @property
     def token_ids(self) -> list[int]:

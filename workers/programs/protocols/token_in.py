@@ -42,8 +42,9 @@ def read(body: Json) -> AskedCompletion:
 def write(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
     """Writes an answer."""
     answer = answered.answer
+    # A token is named as vLLM names it where it decodes none.
     entries: list[Json] = [
-        {"token_id": token, "logprob": log_prob, "rank": None, "top_logprobs": []}
+        {"token": f"token_id:{token}", "logprob": log_prob, "bytes": None, "top_logprobs": []}
         for token, log_prob in zip(answer.token_ids, answer.log_probs, strict=True)
     ]
     choice = {
