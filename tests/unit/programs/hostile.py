@@ -19,6 +19,7 @@ from workers.programs.exchange import Answer, Asked, AskedCompletion, Exited, Go
 from workers.programs.play import COUNTS, ProgramPlayer
 from workers.programs.recall import Recall
 from workers.ranks.process_groups import is_leader
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Engine, Sampling
 from workers.rollout.episode import Episode, TurnLimits
 from workers.rollout.turn_loop import Batch, TurnLoop
@@ -100,7 +101,8 @@ class CheckableEngine(Engine):
         stops = self.tokens.eos_token_ids
         ends = [place for place, token in enumerate(sampled) if token in stops]
         sampled = sampled[: ends[0]] if ends else sampled
-        if self.rng.random() < 0.8:
+        # Engines sample one token at least.
+        if not sampled or self.rng.random() < 0.8:
             sampled = [*sampled, self.tokens.tokenizer.eos_token_id]
         reason = "stop" if sampled and sampled[-1] in stops else "length"
         if len(sampled) > most:
@@ -332,9 +334,13 @@ def play(
     seed: int,
     lockstep: bool = False,
     group: Any = None,
-) -> tuple[Episode, HostilePool, CheckableEngine]:
-    """Plays the moves as an episode; in a tensor-parallel group the leader has the program."""
-    engine = CheckableEngine(tokens, random.Random(seed))
+    engine: Any = None,
+) -> tuple[Episode, HostilePool, Any]:
+    """Plays the moves as an episode; in a tensor-parallel group the leader has the program.
+
+    `engine` None is a CheckableEngine.
+    """
+    engine = engine or CheckableEngine(tokens, random.Random(seed))
     pool = HostilePool(moves, tokens, random.Random(seed + 1))
     loop = TurnLoop(
         engine,
@@ -345,12 +351,16 @@ def play(
         lockstep=lockstep,
         group=group,
     )
-    limits = TurnLimits(prompt_length=300, response_length=500, max_model_len=800, max_turn=40)
+    length = 160 if isinstance(engine, BaseRollout) else 800
+    limits = TurnLimits(
+        prompt_length=length // 2, response_length=length // 2, max_model_len=length, max_turn=40
+    )
     episode = Episode(group=0, sample=0)
 
     def sampler(episode: Episode, turn: int | None = None) -> Sampling:
         assert turn is not None
-        return Sampling(max_tokens=50, seed=turn)
+        stops = tuple(tokens.eos_token_ids)
+        return Sampling(max_tokens=8, seed=turn, stop_token_ids=stops)
 
     loop.run(Batch([episode], sampler, [limits]))
     assert not engine.pending, "nothing of an episode that has ended is still sampled"
