@@ -2,8 +2,9 @@
 
 `--explain` shows the values that were given and what follows from them, `--explain-all` every
 value, where it came from and what reads it; `--plan` prints how much memory the run would take,
-phase by phase, and loads no model. What is wrong before the first step ends the
-run with one line, as lack of memory does; `--debug` shows the traceback.
+phase by phase, and loads no model; `--eval MODEL` evaluates in place of training (training/modes.py
+lists such options). What is wrong before the first step ends the run with one line, as lack of
+memory does; `--debug` shows the traceback.
 """
 
 import logging
@@ -23,6 +24,7 @@ from training.config import PPOConfig
 from training.config.checks import check_config
 from training.config.explain import explain_run, explain_values, sizes
 from training.config.loader import ConfigError, load_config
+from training.modes import chosen_mode, run_mode
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
 from training.run.out_of_memory import MemoryKills, ran_out_of_memory
 from training.run.signals import EndingSignals, give_signals_back
@@ -52,6 +54,10 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     """Reads the config, then explains it, plans its memory or trains; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    mode = chosen_mode(argv)
+    if mode is not None:
+        words = [word for word in argv if word != DEBUG]
+        return run_in_mode(mode, words, signals, debug=DEBUG in argv)
     planning = PLAN in argv
     try:
         with _ended_by_a_closed_pipe():
@@ -77,6 +83,29 @@ def run(argv: list[str], signals: EndingSignals) -> int:
 
         return Supervisor(loaded.config, Path(__file__), argv).run()
     return run_training(loaded.config, signals, debug=DEBUG in argv)
+
+
+def run_in_mode(mode: str, words: list[str], signals: EndingSignals, *, debug: bool) -> int:
+    """Does what stands in `training.modes` in place of training; returns the exit code.
+
+    What a user's own code raises keeps its traceback, as in a step.
+    """
+    from training.run.abort_policy import EnvironmentsFail
+    from training.run.checkpoint_folders import CannotResume
+
+    try:
+        return run_mode(mode, words, signals)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (CannotResume, EnvironmentsFail) as error:
+        print(error, file=sys.stderr)
+        return MEND
+    except (ValueError, OSError, ImportError) as error:
+        if debug:
+            raise
+        print(f"{type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
+        return 1
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from data.protocol import DataProto
+from scripts import replay
 from tests.conftest import PROJECT
 from tests.e2e.test_agents import GRPO, endings, facts_of, fit, game_config
 from tests.e2e.test_training import read_steps
@@ -116,6 +117,7 @@ def test_helpers_at_once_give_rows_that_share_their_beginnings(
     assert set(rows.values()) == {3}, "the first answer, which one goes on from, and two forks"
     lines = (tmp_path / "episodes/1.jsonl").read_text().splitlines()
     record = json.loads(lines[0])
+    assert replay.main([str(tmp_path), str(tmp_path / "episodes/1.jsonl")]) == replay.SAME
     first, *forks = record["rows"]
     for fork in forks:
         begins = next(place for place, turn in enumerate(fork["turn_ids"]) if turn >= 0)

@@ -18,6 +18,7 @@ USAGE = """\
     --explain    print the values that were given, with their source, and what follows from them
     --explain-all   print every value, its source and its reader
     --plan       print the memory that the run would take, phase by phase; loads no model
+    --chat MODEL    play one episode with a person (--as environment, policy or watcher)
     --debug      show the traceback of an error
     -h, --help   print every key with its documentation
 

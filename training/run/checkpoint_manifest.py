@@ -36,16 +36,19 @@ def take_from_manifest(checkpoint: Path, part: str) -> None:
     write_atomically(checkpoint / MANIFEST, json.dumps(kept))
 
 
-def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
+def damage(folder: Path, needs: Sequence[str] = (), *, read: Sequence[str] = ("",)) -> str | None:
     """Returns what is wrong with a checkpoint's files, None where nothing is.
 
     Args:
         needs: the workers' folders of which the manifest must list files.
+        read: what the names of the files begin with that are looked at; by default all are.
     """
     try:
         files = json.loads((folder / MANIFEST).read_text())
         changed = [
-            name for name, written in files.items() if _fingerprint(folder / name) != written
+            name
+            for name, written in files.items()
+            if name.startswith(tuple(read)) and _fingerprint(folder / name) != written
         ]
     # The manifest, or a file of it, is gone, or it is no table of files.
     except (OSError, ValueError, AttributeError) as error:

@@ -57,13 +57,37 @@ def record_config(run_dir: Path, config: PPOConfig, step: int) -> None:
     write_atomically(path, text)
 
 
+def settings_of_step(run_dir: Path, step: int | None) -> dict[str, Any] | None:
+    """Reads the settings that a step of a run was made with, nested as in config.yaml.
+
+    Args:
+        step: None: the run's last ones.
+    Returns:
+        None where the folder holds none that can be read.
+    """
+    file = run_dir / "config.yaml"
+    for earlier in run_dir.glob("config.*.yaml"):
+        steps = _recorded_steps(earlier)
+        if step is not None and step in steps:
+            file = earlier
+    try:
+        settings = yaml.safe_load(file.read_text(errors="replace"))
+    except (OSError, yaml.YAMLError):
+        return None
+    return settings if isinstance(settings, dict) else None
+
+
+def _recorded_steps(file: Path) -> range:
+    """Reads the steps that earlier settings' first line names; none where it names none."""
+    header = re.match(r"# steps (\d+) to (\d+)", file.read_text(errors="replace"))
+    return range(int(header[1]), int(header[2]) + 1) if header else range(0)
+
+
 def _last_recorded_step(files: list[Path]) -> int:
     """Reads the last step that earlier settings' first lines name; 0 where none does."""
     last = 0
     for file in files:
-        header = re.match(r"# steps \d+ to (\d+)", file.read_text(errors="replace"))
-        if header:
-            last = max(last, int(header[1]))
+        last = max([last, *_recorded_steps(file)[-1:]])
     return last
 
 

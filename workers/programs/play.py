@@ -66,7 +66,8 @@ class ProgramEpisode:
         client_sampling: what becomes of a request that asks for another sampling than the run's.
         flights: requests that are being sampled, by number.
         turn_of: the turn of every request that became one.
-        depths: of the episode's first conversation, the numbers of answers that it has had.
+        first_messages: of the first request, with which the episode's first conversation begins.
+        depths: of that conversation, the numbers of answers that it has had.
         contents: how often the same ids were to be continued.
         counts: what is counted of the requests, by name.
         overflowed: a request had no room.
@@ -79,6 +80,7 @@ class ProgramEpisode:
     client_sampling: str = "override"
     flights: dict[int, Flight] = field(default_factory=dict)
     turn_of: dict[int, int] = field(default_factory=dict)
+    first_messages: list[dict[str, Any]] | None = None
     depths: set[int] = field(default_factory=set)
     contents: Counter[int] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
@@ -125,8 +127,7 @@ class ProgramEpisode:
         """Finds a place for a request and has its answer sampled, or refuses it."""
         episode = self.episode
         episode.env_seconds += asked.seconds
-        if not episode.initial_messages:
-            episode.initial_messages = asked.messages
+        self._note_beginning(asked)
         max_turn = self.limits.max_turn
         if episode.ending or (max_turn is not None and len(episode.turns) >= max_turn):
             episode.ending = "max_turns"
@@ -149,6 +150,14 @@ class ProgramEpisode:
                 f"{self.limits.response_length} (data.max_response_length)",
             )
         return self._launch(asked, place)
+
+    def _note_beginning(self, asked: Asked) -> None:
+        """Notes how the episode begins; where several requests begin it, none of them does."""
+        if self.first_messages is None:
+            self.first_messages = asked.messages
+            self.episode.initial_messages = asked.messages
+        elif not any(turn.finish_reason for turn in self.episode.turns):
+            self.episode.initial_messages = []
 
     def _place(self, asked: Asked) -> Place | None:
         if asked.prompt_ids:
@@ -209,7 +218,7 @@ class ProgramEpisode:
             rows = self.episode.rows
             is_first_conversation = not rows or place.row is rows[0]
         else:
-            first = self.episode.initial_messages
+            first = self.first_messages or []
             depth = sum(message["role"] == "assistant" for message in asked.messages)
             is_first_conversation = asked.messages[: len(first)] == first
         if is_first_conversation and depth not in self.depths:

@@ -1,0 +1,257 @@
+"""Writes the model of a checkpoint as a Hugging Face folder, or its adapters as a peft folder.
+
+    model-0000K-of-N.safetensors   the weights, adapters merged, without a value head
+    config.json, generation_config.json, the tokenizer's files, the chat template
+    adapter_model.safetensors, adapter_config.json      with adapters alone, in place of the weights
+
+Invariant: at most a shard of weights is in memory at a time.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from training.run.checkpoint_contents import ACTOR
+from training.run.checkpoint_weights import (
+    Adapters,
+    CannotUse,
+    PolicyWeights,
+    cast,
+    read_model_config,
+)
+from workers.model.builder import torch_dtype
+from workers.model.lora import NAME
+
+# Bytes of a weight file, a larger tensor alone.
+SHARD_BYTES = 2 << 30
+WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+# What code of others' would be in.
+CODE_FILES = (".py", ".pyc", ".so", ".pkl", ".pt", ".pth")
+METADATA = {"format": "pt"}
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class CheckpointModel:
+    """Names the policy of a checkpoint, and what the run's settings say of it.
+
+    Attributes:
+        checkpoint: a `global_step_N` folder, whose files have been checked.
+        settings: of the run, nested as in config.yaml; None where there is none beside.
+        base: takes the place of the base model that the settings name.
+    """
+
+    checkpoint: Path
+    settings: dict[str, Any] | None = None
+    base: str | None = None
+
+    @property
+    def actor(self) -> Path:
+        """Returns the policy's folder."""
+        return self.checkpoint / ACTOR
+
+    @property
+    def huggingface(self) -> Path:
+        """Returns the folder of its config and tokenizer."""
+        return self.actor / "huggingface"
+
+    @property
+    def generation_dtype(self) -> str:
+        """Returns the type that the model generated with in training, bfloat16 where none is known.
+
+        Trained weights are float32; the engine had them in this type.
+        """
+        if self.settings is None:
+            return "bfloat16"
+        return str(self._setting("rollout", "dtype"))
+
+    @property
+    def base_model(self) -> str | None:
+        """Returns the folder or name of the model that training began with, where it is known."""
+        if self.base is not None or self.settings is None:
+            return self.base
+        return str(self._setting("model", "path"))
+
+    def adapters(self) -> Adapters:
+        """Returns how the checkpoint's adapters count.
+
+        Raises:
+            CannotUse: the run's settings are not there.
+        """
+        if self.settings is None or self.base_model is None:
+            raise CannotUse(
+                f"{self.checkpoint} holds LoRA adapters alone; what they stand on and "
+                f"lora_alpha are in the run's config.yaml, which is not in "
+                f"{self.checkpoint.parent}: put it there"
+            )
+        return Adapters(
+            alpha=int(self._setting("model", "lora_alpha")),
+            base=self.base_model,
+            dtype=torch_dtype(str(self._setting("model", "dtype"))),
+        )
+
+    def _setting(self, section: str, name: str) -> Any:
+        """Returns a setting of `actor_rollout_ref`."""
+        try:
+            return (self.settings or {})["actor_rollout_ref"][section][name]
+        except (KeyError, TypeError) as error:
+            raise CannotUse(
+                f"{self.checkpoint.parent}/config.yaml lacks actor_rollout_ref.{section}.{name}: "
+                "it is no run's"
+            ) from error
+
+
+def write_model(model: CheckpointModel, out: Path, dtype: str) -> None:
+    """Writes a whole model into `out`, a folder that is there, adapters merged.
+
+    Raises:
+        CannotUse: the checkpoint, or the base model of its adapters, cannot be read.
+        OSError: `out` cannot be written.
+    """
+    _write_config(model, out, dtype)
+    _copy_others(model.huggingface, out)
+    write_shards(_weights(model, dtype), out)
+
+
+def _weights(model: CheckpointModel, dtype: str) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights as a file of the model has them."""
+    if not (model.actor / "model").is_dir():
+        yield from _written_weights(model.huggingface, torch_dtype(dtype))
+        return
+    weights = PolicyWeights(model.actor)
+    adapters = model.adapters() if weights.has_adapters else None
+    yield from weights.tensors(torch_dtype(dtype), adapters)
+
+
+def _written_weights(folder: Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights that a run wrote with `hf_model`, where it kept no others.
+
+    Raises:
+        CannotUse: it wrote none.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CannotUse(
+            f"{folder.parent} holds no weights: the run's checkpoint.save_contents has neither "
+            "'model' nor 'hf_model'"
+        )
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, cast(file.get_tensor(name), dtype)
+
+
+def _write_config(model: CheckpointModel, out: Path, dtype: str) -> None:
+    """Writes config.json, with the type of the weights and the class that reads them."""
+    config: Any = read_model_config(model.huggingface)
+    config.dtype = torch_dtype(dtype)
+    model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    config.architectures = [model_class.__name__]
+    config.save_pretrained(out)
+
+
+def _copy_others(source: Path, out: Path) -> None:
+    """Copies tokenizer, chat template and generation config.
+
+    Raises:
+        CannotUse: there is no tokenizer.
+    """
+    if not (source / TOKENIZER_CONFIG).is_file():
+        raise CannotUse(f"{source} holds no {TOKENIZER_CONFIG}: the checkpoint is not whole")
+    for path in sorted(source.iterdir()):
+        if path.name == "config.json" or path.name.endswith((*WEIGHT_FILES, *CODE_FILES)):
+            continue
+        if path.is_file() and not path.is_symlink():
+            shutil.copyfile(path, out / path.name)
+
+
+def write_shards(weights: Iterator[tuple[str, Tensor]], out: Path) -> None:
+    """Writes tensors as safetensors, in one file or in several with an index."""
+    shards: list[list[str]] = []
+    total = 0
+    for number, tensors in enumerate(_shards(weights)):
+        _save(tensors, out / f"{number}.part")
+        shards.append(list(tensors))
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        # Before the next ones are gathered.
+        tensors.clear()
+    if len(shards) == 1:
+        (out / "0.part").rename(out / "model.safetensors")
+        return
+    weight_map = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        (out / f"{number}.part").rename(out / file)
+        weight_map.update(dict.fromkeys(names, file))
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes tensors to a file that others may read, as they may the files beside it."""
+    save_file(tensors, path, metadata=METADATA)
+    path.chmod(0o644)
+
+
+def _shards(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Gathers tensors until they fill a file."""
+    tensors: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in weights:
+        if tensors and size + tensor.nbytes > SHARD_BYTES:
+            yield tensors
+            tensors = {}
+            size = 0
+        tensors[name] = tensor.contiguous()
+        size += tensor.nbytes
+    if tensors:
+        yield tensors
+
+
+def write_adapter(model: CheckpointModel, out: Path) -> None:
+    """Writes the adapters of a checkpoint into `out` as peft does, in float32.
+
+    Raises:
+        CannotUse: it has none, or the run's settings are not there.
+    """
+    from peft import LoraConfig
+
+    if not (model.actor / "model").is_dir():
+        raise CannotUse(
+            f"{model.actor} holds no 'model': the run's checkpoint.save_contents left it out"
+        )
+    weights = PolicyWeights(model.actor)
+    if not weights.has_adapters:
+        raise CannotUse(
+            f"{model.checkpoint} has no adapters (model.lora_rank was 0): leave --adapter out"
+        )
+    adapters = model.adapters()
+    layers = weights.adapted_layers
+    config = LoraConfig(
+        r=next(iter(layers.values())),
+        lora_alpha=adapters.alpha,
+        task_type="CAUSAL_LM",
+        target_modules=sorted({layer.split(".")[-1] for layer in layers}),
+        fan_in_fan_out=any(weights.is_transposed(layer) for layer in layers),
+        base_model_name_or_path=adapters.base,
+        inference_mode=True,
+    )
+    config.save_pretrained(out)
+    tensors = {
+        f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor
+        for name, tensor in weights.adapter_tensors()
+    }
+    _save(tensors, out / "adapter_model.safetensors")
+    _copy_others(model.huggingface, out)
+    # A peft folder has the base model's.
+    (out / GENERATION_CONFIG).unlink(missing_ok=True)
