@@ -14,7 +14,7 @@ import torch
 
 from data.protocol import DataProto
 from training.batch.dynamic_sampling import collect_varied_groups
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import EpisodeRows, group_keys
 from training.run.data_position import Rows
 
 if TYPE_CHECKING:
@@ -70,15 +70,15 @@ class StepGenerator:
             greedy_prompts.meta_info["do_sample"] = False
             baseline_of_group = self._rewards_by_group(greedy_prompts)
             batch.batch["reward_baselines"] = torch.tensor(
-                [baseline_of_group[uid] for uid in batch.non_tensor_batch["uid"]]
+                [baseline_of_group[key] for key in group_keys(batch)]
             )  # (B,)
         return batch
 
     def _rewards_by_group(self, prompts: DataProto) -> dict[str, float]:
-        """Answers prompts, of which each is a group, and returns their rewards by uid."""
+        """Answers prompts, of which each is a group, and returns their rewards by group."""
         batch = self.trainer._generate_multi_turn_sequences(prompts)
         scores, _ = self.trainer.score(batch, self.trainer.reward_fn)
         episodes = EpisodeRows(batch)
         rewards = episodes.join(scores).sum(dim=1).tolist()
-        uids = batch.non_tensor_batch["uid"][episodes.first]
-        return dict(zip(uids, rewards, strict=True))
+        keys = group_keys(batch)[episodes.first]
+        return dict(zip(keys, rewards, strict=True))

@@ -151,7 +151,8 @@ class AgentRollout:
         Returns:
             What `build_batch` gives, `environment_rewards` (B, R), the description's columns,
             `anchors`, `ending`, `episode_row` (number of the row in its episode) and
-            `episode_facts` (a dict in each episode's first row, None in others).
+            `episode_facts` (a dict in each episode's first row, None in others); where programs
+            play, those of `speaker_columns`.
         """
         facts = self._apply_failure_policy(episodes)
         training_rows = list_training_rows(episodes)
@@ -171,6 +172,8 @@ class AgentRollout:
         columns["episode_facts"] = object_array(
             [facts[each.description] if each.number == 0 else None for each in training_rows]
         )
+        if any(isinstance(spec, ProgramSpec) for spec in self.specs):
+            columns |= speaker_columns(training_rows, columns["data_source"])
         return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
     def _apply_failure_policy(self, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
@@ -201,6 +204,27 @@ def list_training_rows(episodes: Sequence[Episode]) -> list[TrainingRow]:
         for number, row in enumerate(episode.rows):
             rows.append(TrainingRow(description, number, episode, row))
     return rows
+
+
+def speaker_columns(rows: Sequence[TrainingRow], sources: np.ndarray) -> dict[str, np.ndarray]:
+    """Makes the columns that tell apart the agents of an episode, where a program names them.
+
+    Args:
+        sources: (B,) what plays, by name.
+
+    Returns:
+        `agent_role`: SOURCE/AGENT, or the source where no agent is named; `agent_conversation`: the agent's,
+        as AGENT/NAME; each (B,).
+    """
+    roles = []
+    for each, source in zip(rows, sources, strict=True):
+        agent = each.row.speaker.agent
+        roles.append(f"{source}/{agent}" if agent else str(source))
+    conversations = [f"{each.row.speaker.agent}/{each.row.speaker.conversation}" for each in rows]
+    return {
+        "agent_role": object_array(roles),
+        "agent_conversation": object_array(conversations),
+    }
 
 
 def reward_matrix(rows: Sequence[Row], width: int) -> np.ndarray:
