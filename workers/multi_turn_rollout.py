@@ -213,8 +213,8 @@ def speaker_columns(rows: Sequence[TrainingRow], sources: np.ndarray) -> dict[st
         sources: (B,) what plays, by name.
 
     Returns:
-        `agent_role`: SOURCE/AGENT, or the source where no agent is named; `agent_conversation`: the agent's,
-        as AGENT/NAME; each (B,).
+        `agent_role`: SOURCE/AGENT, or the source where no agent is named; and
+        `agent_conversation`: AGENT/NAME; each (B,).
     """
     roles = []
     for each, source in zip(rows, sources, strict=True):

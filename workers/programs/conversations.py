@@ -22,8 +22,8 @@ from typing import Literal, NamedTuple
 
 from data.conversation import Tools, squashed
 from data.turn_tokens import Messages, TurnTokens
-from workers.programs.exchange import NOBODY, Speaker
 from workers.rollout.episode import Row, TurnLimits
+from workers.rollout.speaker import NOBODY, Speaker
 
 
 class Piece(NamedTuple):

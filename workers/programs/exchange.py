@@ -12,27 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from workers.rollout.speaker import NOBODY, Speaker
+
 Json = dict[str, Any]
 # Why a request gets no answer: there is no room for its conversation; the chat template refuses it;
 # the engine does; its sampling is not the run's; the episode takes no further turn.
 Refusal = Literal["", "context_length", "template", "engine", "sampling", "ended"]
 FinishReason = Literal["stop", "length", "tool_calls"]
-
-
-@dataclass(frozen=True)
-class Speaker:
-    """Names who asks for a turn, as the program does; "": it names nobody.
-
-    Attributes:
-        agent: whose turn it is, such as `solver`.
-        conversation: which of that agent's conversations goes on; no other's rows are continued.
-    """
-
-    agent: str = ""
-    conversation: str = ""
-
-
-NOBODY = Speaker()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,10 @@ from aiohttp import web
 
 from custom.env_calls import check_reward
 from workers.programs.attempt import Attempt, Pending
-from workers.programs.exchange import AskedCompletion, Json, Speaker
+from workers.programs.exchange import AskedCompletion, Json
 from workers.programs.protocols import ProtocolError, protocol_of
 from workers.programs.protocols.protocol import Protocol, openai_error
+from workers.rollout.speaker import NOBODY, Speaker
 
 # Bytes of a request: for each token of the longest row, and beside them.
 BYTES_PER_TOKEN = 64
@@ -290,6 +291,9 @@ def reward_header(http: web.Request) -> float | None:
 def speaker_of(http: web.Request) -> Speaker:
     """Returns who asks, as a request's headers name them."""
     agent = http.headers.get(AGENT_HEADER, "")
+    # Clients that name a session alone mean something of their own by it.
+    if not agent:
+        return NOBODY
     conversation = http.headers.get(CONVERSATION_HEADER, "")
     return Speaker(agent[:MAX_NAME_CHARS], conversation[:MAX_NAME_CHARS])
 

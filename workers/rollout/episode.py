@@ -34,8 +34,8 @@ from custom.env import BadRewardFunction, Message
 from data.conversation import Conversation
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
-from workers.programs.exchange import NOBODY, Speaker
 from workers.rollout.engine import Completion, Sampling, VersionSpan
+from workers.rollout.speaker import NOBODY, Speaker
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
 ENDINGS = ("done", "max_turns", "overflow", *FAILURES)
