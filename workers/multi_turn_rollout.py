@@ -34,6 +34,7 @@ from training.config.schema.reward import CustomRewardFunctionConfig
 from workers.environments.pool import EnvironmentPool, environment_name
 from workers.programs.play import ProgramPlayer
 from workers.programs.spec import ProgramSpec
+from workers.programs.with_verifiers.spec import verifiers_spec
 from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Player, Row, TurnLimits
@@ -354,7 +355,7 @@ def program_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
     command = choice.command
     if command and command[0] in OWN_PYTHON:
         command = (sys.executable, *command[1:])
-    return ProgramSpec(
+    spec = ProgramSpec(
         command=command,
         function=choice.program,
         preload=agent.preload,
@@ -369,6 +370,9 @@ def program_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
         max_turn=choice.max_turn,
         max_turn_tokens=choice.max_turn_tokens,
     )
+    if choice.is_of_verifiers:
+        return verifiers_spec(config, choice, spec)
+    return spec
 
 
 def try_reward_functions(config: PPOConfig, specs: AgentSpecs) -> None:

@@ -12,6 +12,7 @@ class ProgramSpec:
     """Describes a program that plays episodes: a command, or a function in a file.
 
     Attributes:
+        name: what messages and metrics call it; "": as its file.
         command: the words of a command; empty where `function` is given.
         function: FILE.py:NAME of `async def NAME(task, client) -> reward`.
         variables: further environment variables, also of the process that preloads.
@@ -26,6 +27,7 @@ class ProgramSpec:
         max_turn, max_turn_tokens: limits of its own, in place of the config's.
     """
 
+    name: str = ""
     command: tuple[str, ...] = ()
     function: str | None = None
     variables: tuple[tuple[str, str], ...] = ()
@@ -44,6 +46,8 @@ class ProgramSpec:
     @property
     def source(self) -> str:
         """Returns what messages and metrics are named after: the program's file, or its command."""
+        if self.name:
+            return self.name
         if self.function is not None:
             return self.function
         files = [word for word in self.command if word.endswith(".py")]
