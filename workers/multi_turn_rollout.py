@@ -234,12 +234,14 @@ def open_program_pool(
     specs: dict[int, ProgramSpec],
     max_tokens: int,
     replies: Any = None,
+    port: int = 0,
 ) -> "ProgramPool":
     """Opens a pool of programs, whose functions live where the config's environments do.
 
     Args:
         max_tokens: of the longest row.
         replies: a queue for what they say; None: one of its own.
+        port: of their server; 0: any that is free.
     """
     # It needs aiohttp, which runs without programs do without.
     from workers.programs.attempt import Deadlines
@@ -249,6 +251,7 @@ def open_program_pool(
         specs,
         deadlines=Deadlines(config.agent.step_timeout_s, config.agent.episode_timeout_s),
         max_tokens=max_tokens,
+        port=port,
         homes=partial(open_pool, config),
         replies=replies,
     )

@@ -5,7 +5,12 @@ helpers at once, rewards, what is refused before a run.
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
 import sys
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -179,3 +184,34 @@ def test_a_program_that_cannot_play_is_told_by_its_trial(
     with pytest.raises(ConfigError) as caught:
         fit(config)
     assert sentence in str(caught.value)
+
+
+def test_a_model_is_served_to_programs_that_somebody_starts(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    words = ["configs/quickstart_program.yaml", "--serve", f"{tiny_game}/model"]
+    serving = subprocess.Popen(
+        [sys.executable, "main.py", *words],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert serving.stdout is not None
+    try:
+        greeting = [serving.stdout.readline() for _ in range(3)]
+        url, key = re.findall(r"OPENAI_\w+=(\S+)", greeting[0])
+        own = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "SEED": "3"}
+        for earned in (0.25, 0.5):
+            played = [sys.executable, str(PROJECT / "examples/guess_program.py")]
+            subprocess.run(played, env=os.environ | own, check=True, timeout=60)
+            body = json.dumps({"reward": earned}).encode()
+            urllib.request.urlopen(f"{url.removesuffix('/v1')}/end", body).read()
+            shown = ""
+            while "[[" not in shown:
+                shown += serving.stdout.readline()
+            assert "done, " in shown and f"reward {earned:g}" in shown
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(30) == 0
+    finally:
+        serving.kill()
+        serving.wait()
