@@ -13,8 +13,8 @@ from custom.env import Task
 from data.conversation import TemplateRefusal
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
+from workers.agent_pools import open_program_pool
 from workers.environments.reply import StepReply
-from workers.multi_turn_rollout import open_program_pool
 from workers.programs.exchange import Answer, Asked, Exited, Refusal
 from workers.programs.pool import ProgramPool
 from workers.programs.spec import ProgramSpec

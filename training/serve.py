@@ -24,8 +24,8 @@ from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
 from training.run.model_source import CannotUse, local_model, tokenizer_folder
 from training.run.signals import EndingSignals
+from workers.agent_pools import open_program_pool
 from workers.model.builder import ModelSpec, find_device
-from workers.multi_turn_rollout import open_program_pool
 from workers.programs.play import ProgramPlayer
 from workers.programs.pool import ProgramPool
 from workers.programs.spec import ProgramSpec
