@@ -104,6 +104,32 @@ def test_faulty_programs_cost_their_episodes_and_never_the_run(
     assert step["agent/masked"] == sum(entry["masked"] for entry in facts)
 
 
+def test_a_program_that_crashed_is_started_again(tiny_game: Path, tmp_path: Path) -> None:
+    script = tmp_path / "once.py"
+    script.write_text(
+        "import os, pathlib, runpy\n"
+        f"mark = pathlib.Path({str(tmp_path)!r}, 'seen-' + os.environ['SEED'])\n"
+        "program = runpy.run_path('examples/guess_program.py')\n"
+        "program['ask']([{'role': 'user', 'content': 'guess'}])\n"
+        "if not mark.exists():\n"
+        "    mark.touch()\n"
+        "    raise RuntimeError('once')\n"
+        "print(program['play'](3))\n"
+    )
+    config = game_config(
+        tiny_game,
+        tmp_path / "run",
+        *running(f"{sys.executable} {script}"),
+        "trainer.total_training_steps=1",
+        "agent.max_failure_rate=1",
+    )
+    _, [batch] = fit(config)
+    facts = facts_of(batch)
+    assert {(entry["attempts"], entry["ending"]) for entry in facts} == {(2, "done")}
+    assert all("once" in entry["error"] for entry in facts)
+    assert not any(entry["masked"] for entry in facts)
+
+
 def test_helpers_at_once_give_rows_that_share_their_beginnings(
     tiny_game: Path, tmp_path: Path
 ) -> None:
@@ -157,6 +183,7 @@ def test_a_reward_function_sees_what_a_program_did(tiny_game: Path, tmp_path: Pa
         (("agent.command=ls", "agent.tools=[calculator]"), "its own tools with each request"),
         (("agent.command=ls", "agent.preload=[json]"), "agent.preload forks a command"),
         (("agent.preload=[json]", "agent.environment.name=x:y"), "set agent.command"),
+        (("agent.command=ls", "agent.observation_loss_coef=0.1"), "observation_loss_coef=0.1"),
     ],
 )
 def test_what_cannot_run_is_told_before_a_run(
