@@ -86,7 +86,7 @@ def test_faulty_programs_cost_their_episodes_and_never_the_run(
         "agent.agent_length=6",
         "actor_rollout_ref.actor.ppo_mini_batch_size=6",
         "actor_rollout_ref.rollout.n=2",
-        "agent.step_timeout_s=3",
+        "agent.step_timeout_s=6",
         "agent.on_failure=mask",
         "agent.max_failure_rate=1",
         "trainer.total_training_steps=1",
