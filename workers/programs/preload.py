@@ -275,6 +275,8 @@ def main() -> None:
     """Imports what is named, then serves."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=int(sys.argv[1]))
+    # Modules of the user's are imported from here, and none from beside this file.
+    sys.path[0] = os.getcwd()
     for name in sys.argv[2:]:
         try:
             importlib.import_module(name)
