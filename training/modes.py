@@ -15,6 +15,7 @@ ModeFunction = Callable[[Sequence[str], EndingSignals], int]
 
 MODES = {
     "--chat": "training.chat.command:chat_command",
+    "--serve": "training.serve:serve_command",
 }
 
 

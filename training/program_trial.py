@@ -13,8 +13,8 @@ from custom.env import Task
 from data.conversation import TemplateRefusal
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
+from workers.agent_pools import open_program_pool
 from workers.environments.reply import StepReply
-from workers.multi_turn_rollout import open_program_pool
 from workers.programs.exchange import Answer, Asked, Exited, Refusal
 from workers.programs.pool import ProgramPool
 from workers.programs.spec import ProgramSpec
@@ -69,7 +69,7 @@ class _ProgramTrial:
         if self.refusal:
             yield f"program {name}: {self.refusal}"
             return
-        if exited.failure and not self.requests:
+        if exited.failure == "env_crash" and not self.requests:
             yield f"program {name} failed in its trial, before it asked for anything: " + (
                 exited.error
             )
@@ -81,12 +81,13 @@ class _ProgramTrial:
                 ANSWER,
                 exited.error,
             )
-        if not self.requests:
+        if not self.requests and not exited.failure:
             yield (
                 f"program {name} asked for nothing: it is to use OPENAI_BASE_URL and "
                 "OPENAI_API_KEY, or ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, of its environment"
             )
             return
+        # One that ran out of time may have a busy machine to blame.
         self.pool.finish(index, "done")
         reply = self._wait_for_finish()
         if reply is not None and reply.failure:

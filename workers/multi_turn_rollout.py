@@ -12,15 +12,13 @@ Invariant: environments, conversations and tokens stay where the engine is.
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from custom.agent import AgentSpec
-from custom.confine import Limits
 from custom.env import Task
 from custom.env_suite import EnvironmentSuite
 from data.array_ops import object_array
@@ -31,23 +29,18 @@ from training.config import PPOConfig
 from training.config.loader import ConfigError
 from training.config.schema.agent import OWN_PYTHON, PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.reward import CustomRewardFunctionConfig
+from workers.agent_pools import AgentSpecs, open_mixed_pool, program_players
+from workers.agent_pools import open_pool as open_pool
 from workers.environments.pool import EnvironmentPool, environment_name
-from workers.programs.play import ProgramPlayer
 from workers.programs.spec import ProgramSpec
 from workers.programs.with_verifiers.spec import verifiers_spec
 from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
-from workers.rollout.episode import Episode, Player, Row, TurnLimits
+from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout.episode_records import episode_facts, episode_record
 from workers.rollout.failure_policy import apply_failure_policy
 from workers.rollout.turn_loop import Batch, TurnLoop
-
-if TYPE_CHECKING:
-    from workers.programs.mixed_pool import MixedPool
-    from workers.programs.pool import ProgramPool
-
-AgentSpecs = Sequence[AgentSpec | ProgramSpec]
 
 
 @dataclass(frozen=True)
@@ -99,14 +92,17 @@ class AgentRollout:
             self.pool = open_mixed_pool(config, specs, engine.max_model_len)
         schemas = self.pool.tool_schemas if self.pool is not None else None
         self.tools: Sequence[Tools] = from_leader(schemas, group)
+        players = program_players(specs)
         home = config.environment_home
+        # Threads cost little to have.
+        is_bounded = home.isolation != "thread" or bool(players)
         self.loop = TurnLoop(
             engine,
             tokens=self.tokens,
             environments=self.pool,
             tools=self.tools,
-            programs=program_players(specs),
-            max_live=home.num_workers if home.isolation != "thread" else None,
+            programs=players,
+            max_live=home.num_workers if is_bounded else None,
             group=group,
         )
 
@@ -239,71 +235,6 @@ def reward_matrix(rows: Sequence[Row], width: int) -> np.ndarray:
 
 
 # How agents and their environments are built.
-
-
-def open_pool(config: PPOConfig, specs: Sequence[Any], **settings: Any) -> EnvironmentPool:
-    """Opens the environment pool that the config asks for; `settings` win."""
-    home = config.environment_home
-    arguments: dict[str, Any] = {
-        "isolation": home.isolation,
-        "num_workers": home.num_workers,
-        "limits": Limits(network=home.network, memory_gb=home.memory_gb),
-        "step_timeout_s": config.agent.step_timeout_s,
-        "episode_timeout_s": config.agent.episode_timeout_s,
-        "step_wall_timeout_s": config.agent.step_wall_timeout_s,
-    }
-    return EnvironmentPool(specs, **(arguments | settings))
-
-
-def open_program_pool(
-    config: PPOConfig,
-    specs: dict[int, ProgramSpec],
-    max_tokens: int,
-    replies: Any = None,
-) -> "ProgramPool":
-    """Opens a pool of programs, whose functions live where the config's environments do.
-
-    Args:
-        max_tokens: of the longest row.
-        replies: a queue for what they say; None: one of its own.
-    """
-    # It needs aiohttp, which runs without programs do without.
-    from workers.programs.attempt import Deadlines
-    from workers.programs.pool import ProgramPool
-
-    return ProgramPool(
-        specs,
-        deadlines=Deadlines(config.agent.step_timeout_s, config.agent.episode_timeout_s),
-        max_tokens=max_tokens,
-        homes=partial(open_pool, config),
-        replies=replies,
-    )
-
-
-def open_mixed_pool(
-    config: PPOConfig, specs: AgentSpecs, max_tokens: int
-) -> "EnvironmentPool | MixedPool":
-    """Opens the pool of the config's environments and programs."""
-    if not any(isinstance(spec, ProgramSpec) for spec in specs):
-        return open_pool(config, specs)
-    from workers.programs.mixed_pool import MixedPool
-
-    def make_environments(agents: list[AgentSpec], replies: Any) -> EnvironmentPool:
-        return open_pool(config, agents, replies=replies)
-
-    def make_programs(programs: dict[int, ProgramSpec], replies: Any) -> "ProgramPool":
-        return open_program_pool(config, programs, max_tokens, replies)
-
-    return MixedPool(specs, make_environments, make_programs)
-
-
-def program_players(specs: AgentSpecs) -> dict[int, Player]:
-    """Returns how the episodes of those specs are played that are programs."""
-    return {
-        index: ProgramPlayer(spec.client_sampling)
-        for index, spec in enumerate(specs)
-        if isinstance(spec, ProgramSpec)
-    }
 
 
 def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentSpec | ProgramSpec]:

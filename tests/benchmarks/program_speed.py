@@ -1,6 +1,6 @@
 """Programs against the same agent in an environment: tokens a second, first request to last token.
 
-    python -m tests.benchmarks.program_speed [--episodes 16 64] [--client http openai]
+    python -m tests.benchmarks.program_speed [--episodes 16 64] [--client http openai] [--tokens 24]
 
 The engine samples a token of every running request in each step, and a step takes PACE_S, as a
 GPU's would: what is measured is what the loop, the server and the programs add. At least AT_LEAST
@@ -28,10 +28,10 @@ from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode_descriptions import describe_episodes
 
 TURNS = 6
-TOKENS = 24
+TOKENS_OF_TURN = 24
 PACE_S = 0.02
 AT_LEAST = 0.95
-PROMPT, RESPONSE = 64, 512
+PROMPT, RESPONSE = 64, 4096
 HTTP = """
 import http.client, json, os
 from urllib.parse import urlparse
@@ -70,7 +70,7 @@ class Same(BaseEnvironment):
 
 
 class PacedEngine(BaseRollout):
-    """Samples a token of each request a step, TOKENS in all; a step takes PACE_S."""
+    """Samples a token of each request a step, as many as `answer` has; a step takes PACE_S."""
 
     def __init__(self, config: RolloutConfig, answer: list[int], pad_token_id: int) -> None:
         super().__init__(config, eos_token_ids=answer[-1:], pad_token_id=pad_token_id)
@@ -81,7 +81,7 @@ class PacedEngine(BaseRollout):
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
         self.first_request = self.first_request or time.perf_counter()
-        self.left[request_id] = TOKENS
+        self.left[request_id] = len(self.answer)
 
     def step(self) -> list[Completion]:
         time.sleep(PACE_S)
@@ -106,7 +106,7 @@ class PacedEngine(BaseRollout):
         raise NotImplementedError
 
 
-def tokens_per_second(spec: AgentSpec | ProgramSpec, episodes: int) -> float:
+def tokens_per_second(spec: AgentSpec | ProgramSpec, episodes: int, tokens: int) -> float:
     """Plays a batch to warm up and one that counts."""
     config = PPOConfig(
         data=DataConfig(max_prompt_length=PROMPT, max_response_length=RESPONSE),
@@ -115,7 +115,7 @@ def tokens_per_second(spec: AgentSpec | ProgramSpec, episodes: int) -> float:
     tokenizer = make_tokenizer()
     engine = PacedEngine(
         RolloutConfig(response_length=RESPONSE, max_model_len=PROMPT + RESPONSE),
-        tokenizer.encode("5 " * (TOKENS - 1) + "<|im_end|>"),
+        tokenizer.encode("5 " * (tokens - 1) + "<|im_end|>"),
         tokenizer.pad_token_id,
     )
     rollout = AgentRollout(config, engine, tokenizer, [spec], None)
@@ -127,7 +127,7 @@ def tokens_per_second(spec: AgentSpec | ProgramSpec, episodes: int) -> float:
             rollout.run(describe_episodes(episodes, 1, info))
     finally:
         rollout.close()
-    assert engine.tokens == episodes * TURNS * TOKENS, engine.tokens
+    assert engine.tokens == episodes * TURNS * tokens, engine.tokens
     return engine.tokens / (engine.last_token - engine.first_request)
 
 
@@ -136,17 +136,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--client", nargs="+", default=list(CLIENTS), choices=CLIENTS)
+    parser.add_argument("--tokens", type=int, default=TOKENS_OF_TURN, help="of a turn")
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     for episodes in chosen.episodes:
-        native = tokens_per_second(AgentSpec(Same), episodes)
+        native = tokens_per_second(AgentSpec(Same), episodes, chosen.tokens)
         print(f"{episodes} episodes: {native:.0f} tokens/s in an environment")
         for name in chosen.client:
             code, preload = CLIENTS[name]
             script = folder / f"{name}.py"
             script.write_text(code + PLAY)
             spec = ProgramSpec(command=(sys.executable, str(script)), preload=preload)
-            speed = tokens_per_second(spec, episodes)
+            speed = tokens_per_second(spec, episodes, chosen.tokens)
             share = speed / native
             print(f"  program, {name}: {speed:.0f} tokens/s, {share:.3f} (at least {AT_LEAST})")
 

@@ -5,7 +5,12 @@ helpers at once, rewards, what is refused before a run.
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
 import sys
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -81,7 +86,7 @@ def test_faulty_programs_cost_their_episodes_and_never_the_run(
         "agent.agent_length=6",
         "actor_rollout_ref.actor.ppo_mini_batch_size=6",
         "actor_rollout_ref.rollout.n=2",
-        "agent.step_timeout_s=3",
+        "agent.step_timeout_s=6",
         "agent.on_failure=mask",
         "agent.max_failure_rate=1",
         "trainer.total_training_steps=1",
@@ -97,6 +102,32 @@ def test_faulty_programs_cost_their_episodes_and_never_the_run(
         assert by_way[way, ending] == 2, by_way
     assert endings(step)["env_timeout"] == 2
     assert step["agent/masked"] == sum(entry["masked"] for entry in facts)
+
+
+def test_a_program_that_crashed_is_started_again(tiny_game: Path, tmp_path: Path) -> None:
+    script = tmp_path / "once.py"
+    script.write_text(
+        "import os, pathlib, runpy\n"
+        f"mark = pathlib.Path({str(tmp_path)!r}, 'seen-' + os.environ['SEED'])\n"
+        "program = runpy.run_path('examples/guess_program.py')\n"
+        "program['ask']([{'role': 'user', 'content': 'guess'}])\n"
+        "if not mark.exists():\n"
+        "    mark.touch()\n"
+        "    raise RuntimeError('once')\n"
+        "print(program['play'](3))\n"
+    )
+    config = game_config(
+        tiny_game,
+        tmp_path / "run",
+        *running(f"{sys.executable} {script}"),
+        "trainer.total_training_steps=1",
+        "agent.max_failure_rate=1",
+    )
+    _, [batch] = fit(config)
+    facts = facts_of(batch)
+    assert {(entry["attempts"], entry["ending"]) for entry in facts} == {(2, "done")}
+    assert all("once" in entry["error"] for entry in facts)
+    assert not any(entry["masked"] for entry in facts)
 
 
 def test_helpers_at_once_give_rows_that_share_their_beginnings(
@@ -152,6 +183,7 @@ def test_a_reward_function_sees_what_a_program_did(tiny_game: Path, tmp_path: Pa
         (("agent.command=ls", "agent.tools=[calculator]"), "its own tools with each request"),
         (("agent.command=ls", "agent.preload=[json]"), "agent.preload forks a command"),
         (("agent.preload=[json]", "agent.environment.name=x:y"), "set agent.command"),
+        (("agent.command=ls", "agent.observation_loss_coef=0.1"), "observation_loss_coef=0.1"),
     ],
 )
 def test_what_cannot_run_is_told_before_a_run(
@@ -179,3 +211,34 @@ def test_a_program_that_cannot_play_is_told_by_its_trial(
     with pytest.raises(ConfigError) as caught:
         fit(config)
     assert sentence in str(caught.value)
+
+
+def test_a_model_is_served_to_programs_that_somebody_starts(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    words = ["configs/quickstart_program.yaml", "--serve", f"{tiny_game}/model"]
+    serving = subprocess.Popen(
+        [sys.executable, "main.py", *words],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert serving.stdout is not None
+    try:
+        greeting = [serving.stdout.readline() for _ in range(3)]
+        url, key = re.findall(r"OPENAI_\w+=(\S+)", greeting[0])
+        own = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "SEED": "3"}
+        for earned in (0.25, 0.5):
+            played = [sys.executable, str(PROJECT / "examples/guess_program.py")]
+            subprocess.run(played, env=os.environ | own, check=True, timeout=60)
+            body = json.dumps({"reward": earned}).encode()
+            urllib.request.urlopen(f"{url.removesuffix('/v1')}/end", body).read()
+            shown = ""
+            while "[[" not in shown:
+                shown += serving.stdout.readline()
+            assert "done, " in shown and f"reward {earned:g}" in shown
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(30) == 0
+    finally:
+        serving.kill()
+        serving.wait()

@@ -19,6 +19,7 @@ USAGE = """\
     --explain-all   print every value, its source and its reader
     --plan       print the memory that the run would take, phase by phase; loads no model
     --chat MODEL    play one episode with a person (--as environment, policy or watcher)
+    --serve MODEL   serve it to programs, without training, and show their rows (--port N)
     --debug      show the traceback of an error
     -h, --help   print every key with its documentation
 

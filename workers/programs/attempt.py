@@ -102,6 +102,7 @@ class Attempt:
         reward_told: it has said what answers earned.
         output: the end of what it wrote to standard output.
         used_s: its own time.
+        left: the reward with which an episode ends that is played by hand.
     """
 
     key: int
@@ -123,6 +124,9 @@ class Attempt:
     ending: bool = False
     reward_told: bool = False
     used_s: float = 0.0
+    left: "asyncio.Future[float | None]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     _since: float | None = None
     _told_s: float = 0.0
     _deadline: asyncio.TimerHandle | None = None
@@ -295,6 +299,11 @@ class Attempt:
             self.tell(self.key, Rewarded(reward=reward, number=number))
 
     # The end
+
+    def leave(self, reward: float | None) -> None:
+        """Ends an episode that is played by hand."""
+        if not self.left.done():
+            self.left.set_result(reward)
 
     def end_requests(self) -> None:
         """Answers what still waits: the episode has ended."""

@@ -340,6 +340,7 @@ class ProgramEpisode:
         episode = self.episode
         episode.env_seconds += exited.seconds
         dropped = [self._engine_number(number) for number in self.flights]
+        self.counts["undelivered"] += len(dropped)
         for flight in self.flights.values():
             self.conversations.drop(flight.place)
             episode.turns[flight.turn].finish_reason = "gone"

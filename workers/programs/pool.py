@@ -55,6 +55,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         specs: of the programs, by their index among all specs.
         deadlines: of a program's own time.
         max_tokens: of the longest row.
+        port: of the server; 0: any that is free.
         homes: makes an environment pool, in which functions then run: a program's own, and those
             that give rewards.
         replies: where events and replies go.
@@ -66,6 +67,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         *,
         deadlines: Deadlines,
         max_tokens: int,
+        port: int = 0,
         homes: HomesMaker = EnvironmentPool,
         replies: Replies | None = None,
     ) -> None:
@@ -80,7 +82,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         self._kills: dict[int, Callable[[], None]] = {}
         self._launchers: dict[tuple[Any, ...], Launcher] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = ProgramServer(max_tokens)
+        self._server = ProgramServer(max_tokens, port)
         self._closed = False
         started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -108,6 +110,10 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     def finish(self, key: int, ending: str) -> None:
         """Ends an episode's program, if it still runs; its reply has a reward function's reward."""
         self._call(self._finish, key)
+
+    def url(self, token: str) -> str:
+        """Returns where an attempt is served, without the protocols' `/v1`."""
+        return self._server.url(token)
 
     def poll(self, timeout: float) -> list[tuple[Any, Any]]:
         """Returns the new events and replies; waits for the first at most `timeout` seconds."""
@@ -153,7 +159,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
             spec=spec,
             seed=seed,
             task=task,
-            token=secrets.token_urlsafe(24),
+            token=spec.token or secrets.token_urlsafe(24),
             recall=Recall(get_parser(spec.parser)),
             deadlines=self._deadlines,
             tell=self._tell,
@@ -206,13 +212,22 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     async def _run(self, attempt: Attempt) -> None:
         """Runs a program to its end, and tells of it."""
         attempt.start_clock()
-        run = self._run_command if attempt.spec.function is None else self._run_function
+        run = self._run_command
+        if attempt.spec.is_by_hand:
+            run = self._wait_for_the_end
+        elif attempt.spec.function is not None:
+            run = self._run_function
         try:
             await run(attempt)
         except (CannotStart, OSError) as error:
             attempt.tell_exit(report=NOTHING, crash=describe(error), record={})
         finally:
             self._kills.pop(attempt.key, None)
+
+    async def _wait_for_the_end(self, attempt: Attempt) -> None:
+        """Waits until somebody says that an episode has ended, which nothing was started for."""
+        reward = await attempt.left
+        attempt.tell_exit(reward=reward, crash="", record={})
 
     async def _run_command(self, attempt: Attempt) -> None:
         program = await self._start(attempt)

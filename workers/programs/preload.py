@@ -275,7 +275,7 @@ def main() -> None:
     """Imports what is named, then serves."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=int(sys.argv[1]))
-    # Not the files beside this one: they are no modules of the interpreter's.
+    # Modules of the user's are imported from here, and none from beside this file.
     sys.path[0] = os.getcwd()
     for name in sys.argv[2:]:
         try:

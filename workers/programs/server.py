@@ -54,12 +54,13 @@ class ProgramServer:
 
     Args:
         max_tokens: of the longest row.
+        port: 0 is any that is free.
         host: the address to listen at.
     """
 
-    def __init__(self, max_tokens: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, max_tokens: int, port: int = 0, host: str = "127.0.0.1") -> None:
         self.host = host
-        self.port = 0
+        self.port = port
         self.max_bytes = BYTES_BESIDE + BYTES_PER_TOKEN * max_tokens
         self._attempts: dict[str, Attempt] = {}
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
@@ -76,7 +77,7 @@ class ProgramServer:
             application, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
         await self._runner.setup()
-        listening = socket.create_server((self.host, 0), backlog=BACKLOG)
+        listening = socket.create_server((self.host, self.port), backlog=BACKLOG)
         self.port = listening.getsockname()[1]
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._connection, sock=listening)
@@ -137,6 +138,8 @@ class ProgramServer:
                 return web.json_response(models())
             if path.endswith("/reward") and http.method == "POST":
                 return await self._take_reward(http, attempt)
+            if path.endswith("/end") and http.method == "POST" and attempt.spec.is_by_hand:
+                return await self._end(http, attempt)
             if protocol is None or http.method != "POST":
                 raise ProtocolError(f"{http.method} {path} is not served here", "not_found", 404)
             return await self._complete(http, attempt, protocol)
@@ -222,6 +225,16 @@ class ProgramServer:
         await response.write(text.encode())
         await response.write_eof()
         return response
+
+    async def _end(self, http: web.Request, attempt: Attempt) -> web.Response:
+        """Ends an episode that is played by hand; `reward`, if any, is what it earned."""
+        try:
+            said = json.loads(await self._body(http) or b"{}")
+            reward = said.get("reward")
+            attempt.leave(None if reward is None else check_reward(reward, "the program"))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ProtocolError(f'an end is {{}} or {{"reward": 1.0}}: {error}') from None
+        return web.json_response({"ok": True})
 
     async def _take_reward(self, http: web.Request, attempt: Attempt) -> web.Response:
         """Takes the reward of an answer, by `id`, or of the last one."""

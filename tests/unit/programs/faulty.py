@@ -96,6 +96,7 @@ def closes_early() -> None:
         head = f"POST {BASE.path}/chat/completions HTTP/1.1\r\nHost: x\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         connection.close()
+    ask()
     print(1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import sys
 import time
@@ -27,10 +27,10 @@ SCRIPTS = {
     "openai_parallel": ("openai", ["One", "Two", "Three", "Four", "All"]),
     "openai_tools": ("openai", [f"Let me see. {CALL}", "It is 5."]),
     "anthropic_sdk": ("anthropic", [CALL, "It is 5."]),
-    "openai_agents": ("agents", [CALL, "It is 5."]),
+    "openai_agents": ("openai-agents", [CALL, "It is 5."]),
     "smolagents_tools": ("smolagents", [CALL, FINAL, CODE]),
     "langgraph_agent": ("langgraph", [CALL, "It is 5."]),
-    "token_in": ("json", ["1", "2"]),
+    "token_in": ("aiohttp", ["1", "2"]),
 }
 # An interpreter that has the packages which this one lacks.
 SDK_PYTHON = os.environ.get("PROGRAM_SDK_PYTHON")
@@ -38,11 +38,13 @@ SDK_PYTHON = os.environ.get("PROGRAM_SDK_PYTHON")
 
 def python_with(package: str) -> str:
     """Returns an interpreter that has a package; skips the test where there is none."""
-    if importlib.util.find_spec(package) is not None:
+    try:
+        importlib.metadata.distribution(package)
         return sys.executable
-    if SDK_PYTHON is None:
-        pytest.skip(f"needs the package {package}, here or in PROGRAM_SDK_PYTHON")
-    return SDK_PYTHON
+    except importlib.metadata.PackageNotFoundError:
+        if SDK_PYTHON is None:
+            pytest.skip(f"needs the package {package}, here or in PROGRAM_SDK_PYTHON")
+        return SDK_PYTHON
 
 
 def converse(spec: ProgramSpec, script: list[str]) -> tuple[list[Asked], Exited]:

@@ -203,6 +203,11 @@ def program_problems(agent: AgentConfig, config: "PPOConfig") -> Iterator[str]:
     plays_programs = any(choice.is_program for choice in config.environments)
     if not plays_programs and (agent.preload or agent.request_timeout_s is not None):
         yield "agent.preload and agent.request_timeout_s are a program's: set agent.command"
+    if plays_programs and agent.observation_loss_coef:
+        yield (
+            f"agent.observation_loss_coef={agent.observation_loss_coef} learns what environments "
+            "say; of a program it is not known which of the words between answers are its own: 0"
+        )
     if agent.preload:
         for choice in config.environments:
             words = choice.command
