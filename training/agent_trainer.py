@@ -33,6 +33,7 @@ from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
 from workers.environments.pool import environment_name, environment_source
 from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs
+from workers.programs.spec import ProgramSpec
 from workers.rollout.episode_descriptions import describe_episodes
 
 # Of an episode metric's names, those that validation shows too begin with one of these.
@@ -65,7 +66,7 @@ class AgentTrainer(RayPPOTrainer):
         resource_pool_manager: ResourcePoolManager | None = None,
         agent_cls: type | None = None,
         *,
-        specs: Sequence[AgentSpec] | None = None,
+        specs: Sequence[AgentSpec | ProgramSpec] | None = None,
         **kwargs: Any,
     ) -> None:
         brings_agents = bool(specs or agent_cls)
@@ -224,7 +225,7 @@ def validation_endings(episodes: Sequence[EpisodeFacts], names: Sequence[str]) -
     return metrics
 
 
-def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuite:
+def make_suite(config: PPOConfig, specs: Sequence[AgentSpec | ProgramSpec]) -> EnvironmentSuite:
     """Makes the suite of the config's environments, of `agent.suite`'s class where there is one."""
     names: list[str] = []
     for spec in specs:

@@ -59,6 +59,8 @@ ELSEWHERE = {
     "python scripts/verl_imports.py": "tests/unit/test_verl_modules.py",
     "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
     "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/e2e/test_pages_run.py",
+    "python main.py CONFIG.yaml agent.command=": "tests/e2e/test_programs.py",
+    "python main.py CONFIG.yaml --serve": "tests/e2e/test_programs.py",
     "python main.py ARGS": "tests/unit/config/test_verl_keys.py",
     "python main.py configs/tiny_prompts.yaml custom_algorithm=": "tests/e2e/test_trainer.py",
     "python -m training.run.metric_names": "tests/unit/test_metric_names.py",

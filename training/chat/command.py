@@ -95,8 +95,15 @@ class Chat:
 
     @property
     def specs(self) -> list[AgentSpec]:
-        """Returns how the agents are built, as the config says."""
-        return agent_specs(self.config)
+        """Returns how the agents are built, as the config says.
+
+        Raises:
+            ConfigError: one of them is a program, which plays by itself.
+        """
+        specs = [spec for spec in agent_specs(self.config) if isinstance(spec, AgentSpec)]
+        if len(specs) < len(self.config.environments):
+            raise ConfigError(["agent.command is a program: --serve MODEL lets it play by hand"])
+        return specs
 
 
 def chat_command(argv: Sequence[str], signals: EndingSignals) -> int:

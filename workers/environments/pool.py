@@ -29,13 +29,12 @@ from collections.abc import Callable, Hashable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from custom.agent import AgentSpec
 from custom.confine import Limits
 from custom.env import Task
 from custom.env_calls import Abandoned
 from custom.trial import MAX_TRIAL_S
 from workers.environments.calls import Answer as Answer
-from workers.environments.calls import PendingCall, Slot, users_line
+from workers.environments.calls import Answers, PendingCall, Slot, users_line
 from workers.environments.fork_server import ForkServer
 from workers.environments.reply import Call, StepReply, WorkerLost, crashed, held_up, overdue
 from workers.environments.workers import Isolation, make_worker, pickled
@@ -69,7 +68,7 @@ class CannotBuild(ValueError):
 
 
 class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]):
-    """Runs agents built from `specs`.
+    """Runs agents built from `specs`, or other jobs that these build (`run`).
 
     Its owner's thread calls, and no call blocks but `poll`, `tool_schemas` and `shutdown`.
 
@@ -84,6 +83,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         step_wall_timeout_s: the longest that a call with a deadline may take by the wall's clock,
             if that is longer; None: for ever.
         limits: what a process of an environment's may have.
+        replies: where replies go; None: a queue of its own.
 
     Deadlines count the environment's own time (`TaskClock`): what it computes, and what it waits
     for; not the time for which a busy machine keeps it from running, but by `step_wall_timeout_s`.
@@ -94,7 +94,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
 
     def __init__(
         self,
-        specs: Sequence[AgentSpec],
+        specs: Sequence[Any],
         *,
         isolation: Isolation = "thread",
         num_workers: int | None = None,
@@ -102,6 +102,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         episode_timeout_s: float | None = None,
         step_wall_timeout_s: float | None = None,
         limits: Limits | None = None,
+        replies: SimpleQueue[Answer] | None = None,
     ) -> None:
         self.isolation = isolation
         self.num_workers = num_workers or sys.maxsize
@@ -109,12 +110,12 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self.episode_timeout_s = math.inf if episode_timeout_s is None else episode_timeout_s
         self.wall_timeout_s = math.inf if step_wall_timeout_s is None else step_wall_timeout_s
         self.close_timeout_s = min(MAX_CLOSE_S, self.step_timeout_s)
-        self._specs: list[AgentSpec] | list[bytes] = list(specs)
+        self._specs: list[Any] = list(specs)
         if isolation != "thread":
             self._specs = [pickled(spec) for spec in specs]
         self._names = [environment_name(spec.source) for spec in specs]
         self._fork_server = ForkServer((spec.environment for spec in specs), limits or Limits())
-        self._replies: SimpleQueue[Answer] = SimpleQueue()
+        self._replies: SimpleQueue[Answer] = SimpleQueue() if replies is None else replies
         # The slots whose threads live; nobody kills a worker whose thread has left them.
         self._slots: set[Slot] = set()
         self._leaving = threading.Lock()
@@ -194,6 +195,23 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         """Lets an agent play some episodes by itself (custom/agent.py); needs no `finish`."""
         self._begin_episode(key, spec_index, "trial", (seed, episodes, max_turn, task))
 
+    def run(
+        self, key: Hashable, spec_index: int, *args: Any, answers: Answers | None = None
+    ) -> None:
+        """Calls `run` of what a spec builds, which is a job and no agent; needs no `finish`.
+
+        Args:
+            answers: where the reply goes; None: to `poll`.
+        """
+        self._begin_episode(key, spec_index, "run", args, answers)
+
+    def abandon(self, key: Hashable, reply: StepReply) -> None:
+        """Answers an episode's call with a failure, in the place of an agent that is given up."""
+        with self._lock:
+            slot = self._episodes.get(key)
+            if slot is not None and slot.call is not None and slot.call.key == key:
+                self._answer(slot.call, reply)
+
     def line_of(self, key: Hashable) -> str:
         """Returns FILE:LINE of the user's line that an episode's call is in; "" in processes."""
         slot = self._episodes.get(key)
@@ -259,7 +277,12 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self._fork_server.stop()
 
     def _begin_episode(
-        self, key: Hashable, spec_index: int, kind: Call, args: tuple[Any, ...]
+        self,
+        key: Hashable,
+        spec_index: int,
+        kind: Call,
+        args: tuple[Any, ...],
+        answers: Answers | None = None,
     ) -> None:
         """Takes a slot for a new episode, and submits its first call."""
         if self._closed:
@@ -271,17 +294,25 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             slot = self._new_slot(spec_index)
         slot.used_s = 0.0
         self._episodes[key] = slot
-        self._submit(slot, key, kind, args)
+        self._submit(slot, key, kind, args, answers)
 
-    def _submit(self, slot: Slot, key: Hashable, kind: Call, args: tuple[Any, ...]) -> None:
+    def _submit(
+        self,
+        slot: Slot,
+        key: Hashable,
+        kind: Call,
+        args: tuple[Any, ...],
+        answers: Answers | None = None,
+    ) -> None:
         """Lets a call begin when it is its turn, behind the making of its agent."""
-        call = PendingCall(slot, key, kind, args, self._replies)
+        answers = answers or self._replies
+        call = PendingCall(slot, key, kind, args, answers)
         with self._lock:
             if slot.built:
                 self._waiting.append(call)
             else:
                 spec = self._specs[slot.spec_index]
-                build = PendingCall(slot, key, "build", (spec,), self._replies, behind=call)
+                build = PendingCall(slot, key, "build", (spec,), answers, behind=call)
                 self._to_build.append(build)
             self._begin_calls()
 
@@ -349,7 +380,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             self._discard(slot)
         elif call.kind not in ("reset", "step"):
             self._free[slot.spec_index].append(slot)
-        if reply.failure or call.kind in ("finish", "trial"):
+        if reply.failure or call.kind in ("finish", "trial", "run"):
             self._episodes.pop(call.key, None)
         call.answers.put((call.key, reply))
 
@@ -361,7 +392,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         if kind == "trial":
             step_s = self.step_timeout_s if has_step_timeout else MAX_TRIAL_STEP_S
             return MAX_TRIAL_S + step_s
-        if kind == "finish":
+        if kind in ("finish", "run"):
             return self.step_timeout_s if has_step_timeout else self.episode_timeout_s
         left_of_episode = max(0.0, self.episode_timeout_s - slot.used_s)
         return min(self.step_timeout_s, left_of_episode)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import TypeAdapter
 
@@ -18,7 +18,7 @@ from custom.env import Message
 from custom.env_calls import MAX_ERROR_CHARS, check_observation, check_reward, describe
 from custom.trial import Trial
 
-Call = Literal["build", "trial", "reset", "step", "finish", "close"]
+Call = Literal["build", "trial", "reset", "step", "finish", "close", "run", "answer"]
 # reward_fault: a reward function failed, which ends the run.
 Failure = Literal["", "env_crash", "env_timeout", "reward_fault"]
 
@@ -70,6 +70,27 @@ class StepReply:
     failure: Failure = ""
     error: str = ""
     seconds: float = 0.0
+
+    # Of an episode that replies once at a time.
+    order: ClassVar[str] = ""
+
+
+class Heard(Protocol):
+    """What a pool says of an episode: a StepReply, or what a program did (workers/programs).
+
+    `order` sorts what is said of one episode at the same time.
+    """
+
+    @property
+    def order(self) -> str: ...
+
+
+class Pool(Protocol):
+    """What the turn loop needs of a pool, beside the calls that an episode asks for by name."""
+
+    def poll(self, timeout: float) -> list[tuple[Any, Any]]:
+        """Returns what is new, by episode; waits for the first at most `timeout` seconds."""
+        ...
 
 
 REPLY = TypeAdapter(StepReply)

@@ -70,6 +70,11 @@ class EnvServer:
         """Plays a few episodes with random and useless answers; replies with what they paid."""
         return StepReply(trial=play_trial(self.agent, seed, episodes, max_turn, task))
 
+    def run(self, *arguments: Any) -> StepReply:
+        """Does a job that takes the place of an agent; replies with the reward that it returns."""
+        reward = self.agent.run(*arguments)
+        return StepReply(reward=None if reward is None else float(reward), done=True)
+
     def reset(self, seed: int, task: Task | None = None) -> StepReply:
         """Starts an episode; replies with its first messages."""
         messages = self.agent.reset(seed, task)

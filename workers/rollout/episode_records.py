@@ -31,7 +31,8 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         turns, attempts, cut_turns: counts.
         env_seconds: the environment's own time; seconds: wall time.
         tool_calls: of all turns.
-        info: the environment's numbers; of a name that several turns give the last counts.
+        info: the environment's numbers; of a name that several turns give the last counts. Of a
+            program what is counted of its requests.
         sampled_tokens: of all turns.
         paid: what the environment gave in all, 0 where the episode failed; reward: the sum over the
             episode's rows, which it is to be but for `agent.overflow_reward`.
@@ -49,6 +50,8 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
     for reply in replies:
         tool_calls += reply.tool_calls
         info |= reply.info
+    for name, count in episode.program.get("counts", {}).items():
+        info[f"program_{name}"] = float(count)
     first_messages = episode.initial_messages
     return {
         "observation": observation,
@@ -84,6 +87,8 @@ def reward_paid(episode: Episode) -> float:
 def episode_record(episode: Episode, origins: Sequence[RowOrigins] | None = None) -> dict[str, Any]:
     """Returns all of an episode: the conversation, the ids, and the rewards that it was paid.
 
+    Of a program also its exit code, and the ends of what it wrote.
+
     Args:
         origins: of each row's tokens; None: they are not told.
     """
@@ -93,6 +98,7 @@ def episode_record(episode: Episode, origins: Sequence[RowOrigins] | None = None
     for row, of_row, parent in zip(episode.rows, told, parents, strict=True):
         rows.append({**row_record(row, of_row), "parent": parent})
     return {
+        "program": episode.program,
         "attempt": episode.attempt,
         "task": episode.task,
         "initial_messages": episode.initial_messages,
@@ -115,6 +121,8 @@ def turn_record(turn: Turn) -> dict[str, Any]:
         "tool_calls": reply.tool_calls,
         "info": reply.info,
         "anchor": turn.anchor,
+        "asked": turn.asked,
+        "behind": turn.behind,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from custom.env_calls import located
 from custom.env_factory import ENVIRONMENT_NAMES, LIBRARIES, taker_of
 from data.loading import load_object
+from training.config.resources.programs import check_program
 from training.config.resources.user_code import loading_failure, unusable_object, value_errors
 from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.ppo import PPOConfig
@@ -26,7 +27,9 @@ def check_agents(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
         return
     for number, environment in enumerate(config.environments):
         key = f"env_template[{number}]" if config.env_template else "agent.environment"
-        if not own_data or environment.name != PASSED_AS_OBJECT:
+        if environment.is_program:
+            yield from check_program(key if config.env_template else "agent", environment)
+        elif not own_data or environment.name != PASSED_AS_OBJECT:
             yield from _check_environment(key, environment)
     yield from _check_tools(config)
 

@@ -102,6 +102,10 @@ class PPOConfig(Section):
         """Lists what the agents act in, in turn; empty where training is on prompts."""
         if self.env_template:
             return self.env_template
+        agent = self.agent
+        if agent.command or agent.program is not None:
+            program = replace(agent.environment, command=agent.command, program=agent.program)
+            return (program,)
         # An agent class of one's own may bring its environment.
         if self.agent.environment.is_set or self.agent.cls.path:
             return (self.agent.environment,)
@@ -124,10 +128,11 @@ class PPOConfig(Section):
 
         Their rewards are those of prompts: a reward manager's.
         """
-        names_environment = (
-            self.env_template or self.agent.environment.is_set or self.agent.cls.path
-        )
-        return not names_environment and bool(self.agent.tools and self.data.train_files)
+        agent = self.agent
+        is_named = self.env_template or agent.environment.is_set or agent.cls.path
+        is_program = agent.command or agent.program is not None
+        plays_rows = bool(agent.tools and self.data.train_files)
+        return plays_rows and not is_named and not is_program
 
     @property
     def environment_home(self) -> EnvironmentHome:
@@ -143,6 +148,11 @@ class PPOConfig(Section):
             network=network,
             memory_gb=settings.memory_gb or (GUARDED_MEMORY_GB if guarded else None),
         )
+
+    @property
+    def program_memory_gb(self) -> float:
+        """Returns what a process of a program may take, in GiB."""
+        return self.agent.environment.memory_gb or GUARDED_MEMORY_GB
 
     @property
     def _guarded_libraries(self) -> list[Library]:
