@@ -42,7 +42,7 @@ def evaluate(
     Returns:
         what eval.json holds: `result["sources"][NAME]["mean"]` has value, low and high.
     Raises:
-        ConfigError, CannotResume: it cannot be done; says what to do.
+        ConfigError, CannotUse: it cannot be done; says what to do.
     """
     trainer = RayPPOTrainer(config, environment, reward_fn, dataset)
     acts = environment is not None

@@ -25,9 +25,9 @@ from training.evaluation_config import evaluation_config
 from training.evaluation_summary import Pairing, score_metrics, summarise
 from training.ray_trainer import RayPPOTrainer
 from training.run.checkpoint_contents import LATEST, SAVED_STEPS
-from training.run.checkpoint_folders import CannotResume
 from training.run.evaluated_model import EvaluatedModel
 from training.run.files import write_atomically
+from training.run.named_model import CannotUse
 from training.run.roles import Role
 from training.run.signals import EndingSignals
 from training.run.trackers import FileTracker
@@ -149,9 +149,9 @@ def _build_trainer(
 
 
 def _require_still_there(model: EvaluatedModel, error: Exception) -> None:
-    """Raises CannotResume where a run that goes on has removed the checkpoint meanwhile."""
+    """Raises CannotUse where a run that goes on has removed the checkpoint meanwhile."""
     if model.run_dir is not None and not Path(model.weights.folder).exists():
-        raise CannotResume(
+        raise CannotUse(
             f"{model.given}: step {model.step} is gone: its run has removed it for newer ones, or "
             "somebody else has. Evaluate again, or let the run keep more "
             "(trainer.max_actor_ckpt_to_keep, trainer.save_freq)"

@@ -102,7 +102,7 @@ def evaluate_command(argv: Sequence[str], signals: EndingSignals) -> int:
     """Evaluates one model, or two on the same tasks; prints a table, returns the exit code.
 
     Raises:
-        ConfigError, CannotResume, EnvironmentsFail: it cannot be done; says what to do.
+        ConfigError, CannotUse, EnvironmentsFail: it cannot be done; says what to do.
     """
     wanted = read_words(argv)
     loaded = load_config(list(wanted.words), check=False)

@@ -413,10 +413,11 @@ class RayPPOTrainer:
         return validate(self)
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> Metrics:
+        special = self.tokenizer.all_special_ids
         return {
             "training/global_step": self.global_steps,
             "training/epoch": self.position.epoch,
-            **compute_step_metrics(batch, timer.seconds, self.config.trainer.all_ranks),
+            **compute_step_metrics(batch, timer.seconds, self.config.trainer.all_ranks, special),
             **metrics_of_episodes(self.multi_turn_rollout, self.global_steps),
         }
 

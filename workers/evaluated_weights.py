@@ -7,17 +7,19 @@
     adapters     DCP: a policy's LoRA adapters          merged into their base, or as adapters
     peft         LoRA adapters as peft saves them       merged into their base
 
-Invariant: of a checkpoint an engine gets, to the bit, what it got of the policy that was saved.
+Tensors come under the names and in the order in which training sends them to an engine, and
+adapters are merged by peft in the compute type as there. An export instead writes the names and the
+form of a model's files, without peft (training/run/checkpoint_weights.py). Invariant: of a
+checkpoint an engine gets, to the bit, what it got of the policy that was saved.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -26,7 +28,7 @@ from transformers import AutoModelForCausalLM
 
 from training.config import ModelConfig
 from workers.model.builder import ModelSpec, torch_dtype
-from workers.model.checkpoint_reader import SafeReader
+from workers.model.checkpoint_reader import SafeReader, read_portions
 from workers.model.lora import adapter_export, add_adapters
 from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.model.state import model_tensors, require_fit
@@ -119,24 +121,10 @@ def _read_pieces(
     folder: str, saved_names: Mapping[str, str], dtype: torch.dtype
 ) -> Iterator[NamedTensor]:
     """Yields (name, tensor) cast to `dtype`, with PIECE_BYTES or so in memory at a time."""
-    entries = SafeReader(folder).read_metadata().state_dict_metadata
-    before = 0
-
-    def piece_of(name: str) -> int:
-        nonlocal before
-        entry = entries[saved_names[name]]
-        before += entry.size.numel() * entry.properties.dtype.itemsize
-        return before // PIECE_BYTES
-
-    for _, names in itertools.groupby(saved_names, piece_of):
-        piece = list(names)
-        tensors = {}
-        for name in piece:
-            entry = entries[saved_names[name]]
-            tensors[saved_names[name]] = torch.empty(entry.size, dtype=entry.properties.dtype)
-        dcp.load(tensors, storage_reader=SafeReader(folder), no_dist=True)
-        for name in piece:
-            yield name, tensors[saved_names[name]].to(dtype)
+    saved: dict[str, Any] = SafeReader(folder).read_metadata().state_dict_metadata
+    read = read_portions(folder, saved, list(saved_names.values()), PIECE_BYTES)
+    for name, (_, tensor) in zip(saved_names, read, strict=True):
+        yield name, tensor.to(dtype)
 
 
 def _read_lm(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:

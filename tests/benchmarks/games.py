@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from training.run.trackers import is_validation_reward
+from training.run.validation_names import is_validation_reward
 
 GAMES: dict[str, str] = {
     "FrozenLake": "{name: 'gymnasium:FrozenLake-v1', kwargs: {is_slippery: false}}",

@@ -10,17 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import tempfile
 import time
 from pathlib import Path
 
+from scripts.browser import Browser, what_is_missing
 from training.run.page.content import make_content
 from training.run.page.html import write_html
 from training.run.page.run_folder import RunFolder
 
 KNOWN = ("critic/score/mean", "actor/entropy", "actor/grad_norm", "timing_s/step", "timing_s/gen")
-ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900")
 # Pages that are written; the shortest counts.
 REPEATS = 3
 
@@ -37,26 +36,13 @@ def write_run(folder: Path, steps: int, metrics: int) -> None:
 
 def seconds_to_open(page: Path) -> float | None:
     """Measures how long the page takes until its charts are drawn; None without a browser."""
-    chromium = shutil.which("chromium")
-    chromedriver = shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
+    if what_is_missing():
         return None
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ARGUMENTS:
-        options.add_argument(argument)
-    service = webdriver.ChromeService(executable_path=chromedriver)
-    driver = webdriver.Chrome(options=options, service=service)
-    try:
+    with Browser() as browser:
         began = time.perf_counter()
-        driver.get(f"file://{page}")
-        while not driver.execute_script("return document.querySelector('.uplot canvas') !== null"):
-            time.sleep(0.01)
+        browser.open(page.as_uri())
+        browser.wait("document.querySelector('.uplot canvas')")
         return time.perf_counter() - began
-    finally:
-        driver.quit()
 
 
 def main() -> None:

@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from scripts.browser import Browser
 from tests.made_episodes import Made, make_run, words
-from tests.viewer_browser import Browser
+from tests.viewer_pages import open_viewer, show
 
 GROUPS, MEMBERS, TOKENS = 32, 8, 2000
 MIB = 1 << 20
@@ -68,14 +69,14 @@ def search(browser: Browser, text: str) -> dict[str, Any]:
       };
       setTimeout(wait, 5);
     """
-    return browser.driver.execute_async_script(script, text)
+    return browser.run_async(script, text)
 
 
 def open_page(browser: Browser, page: str) -> float:
     """Opens the viewer; returns the seconds until its first rows are drawn."""
     began = time.perf_counter()
-    browser.open(page)
-    browser.wait_for("return document.querySelectorAll('.list-row').length > 0")
+    open_viewer(browser, page)
+    browser.wait("document.querySelectorAll('.list-row').length > 0")
     return time.perf_counter() - began
 
 
@@ -84,7 +85,6 @@ def measure(folder: Path) -> None:
     page = (folder / "viewer" / "index.html").as_uri()
     vocabulary = words(8000)
     with Browser() as browser:
-        browser.driver.set_script_timeout(120)
         print(f"open: {open_page(browser, page):.2f} s (again {open_page(browser, page):.2f} s)")
         print(f"heap after opening: {browser.heap() / MIB:.0f} MB")
         rare, common = f"{vocabulary[5000]} {vocabulary[1]}", vocabulary[2][:3]
@@ -102,11 +102,11 @@ def measure(folder: Path) -> None:
         print(f"heap after searches: {browser.heap() / MIB:.0f} MB")
         for step in range(1, 13):
             began = time.perf_counter()
-            browser.show(f"#episode/0/train/{step}/episode-{step}-{step}-1?color=entropy")
+            show(browser, f"#episode/0/train/{step}/episode-{step}-{step}-1?color=entropy")
             seconds = time.perf_counter() - began
         print(f"an episode: {seconds:.2f} s; heap after twelve: {browser.heap() / MIB:.0f} MB")
         began = time.perf_counter()
-        browser.show("#group/0/train/3/group-3-3")
+        show(browser, "#group/0/train/3/group-3-3")
         print(f"a group of {MEMBERS}: {time.perf_counter() - began:.2f} s")
         print(f"heap in the end: {browser.heap() / MIB:.0f} MB")
 

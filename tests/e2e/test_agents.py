@@ -37,7 +37,7 @@ from training.config import PPOConfig
 from training.config.loader import load_config
 from training.config.reference import to_yaml
 from training.ray_trainer import RayPPOTrainer
-from training.run.trackers import is_validation_reward
+from training.run.validation_names import is_validation_reward
 from workers.multi_turn_rollout import SyncMultiTurnRollout
 from workers.rollout.episode import ENDINGS
 

@@ -99,17 +99,24 @@ def assert_recorded_as_the_loss_saw_it(run_dir: Path, captured: Path, ranks: int
         assert compared > 2 * len(columns["uid"])
 
 
+def captures_into(folder: Path) -> tuple[str, ...]:
+    """Makes the folder; returns settings of two shuffled epochs, whose loss writes into it."""
+    folder.mkdir()
+    return (
+        *CAPTURING,
+        f"{ACTOR}.policy_loss.custom_kwargs={{folder: {folder}}}",
+        f"{ACTOR}.ppo_epochs=2",
+        f"{ACTOR}.shuffle=true",
+    )
+
+
 @pytest.mark.parametrize("agg", ["token-mean", "seq-mean-token-sum"])
 def test_what_is_recorded_is_what_the_loss_was_given(
     tiny_game: Path, tmp_path: Path, agg: str
 ) -> None:
     captured = tmp_path / "captured"
-    captured.mkdir()
     own = (
-        *CAPTURING,
-        f"{ACTOR}.policy_loss.custom_kwargs={{folder: {captured}}}",
-        f"{ACTOR}.ppo_epochs=2",
-        f"{ACTOR}.shuffle=true",
+        *captures_into(captured),
         f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
         f"{ACTOR}.loss_agg_mode={agg}",
         f"{ROLLOUT}.n=2",
@@ -145,12 +152,8 @@ def assert_columns_are_the_batch(batch: DataProto, columns: Columns) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_rows_of_two_ranks_come_back_in_the_batchs_order(tiny_game: Path, tmp_path: Path) -> None:
     captured = tmp_path / "captured"
-    captured.mkdir()
     own = (
-        *CAPTURING,
-        f"{ACTOR}.policy_loss.custom_kwargs={{folder: {captured}}}",
-        f"{ACTOR}.ppo_epochs=2",
-        f"{ACTOR}.shuffle=true",
+        *captures_into(captured),
         f"{ACTOR}.ppo_mini_batch_size=4",
         "trainer.launcher=ray",
         "trainer.n_gpus_per_node=2",

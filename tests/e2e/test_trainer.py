@@ -28,7 +28,7 @@ from training.building import build_trainer
 from training.config.reference import to_yaml
 from training.ray_trainer import RayPPOTrainer
 from training.run.signals import EndingSignals
-from training.run.trackers import is_validation_reward
+from training.run.validation_names import is_validation_reward
 
 GREEDY = "val-core/guess_the_number/reward/mean@1"
 

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from scripts.browser import Browser
 from tests.e2e.test_agents import ROLLOUT, fit, game_config
 from tests.made_episodes import Made, make_run
-from tests.viewer_browser import Browser, what_is_missing
 from tests.viewer_data import listed, make_viewer
+from tests.viewer_pages import open_viewer, show
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as opened:
-        yield opened
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +55,7 @@ def test_a_tokens_card_shows_the_batch_that_was_trained_on(
     step = batch.meta_info["global_steps"]
     for token in (sampled[0], sampled[-1]):
         place = f"#episode/0/train/{step}/{episode_id}?row=0&token={token}&color=advantage"
-        browser.open(page(tmp_path / "run", place))
+        open_viewer(browser, page(tmp_path / "run", place))
         told = numbers_of_card(browser)
         compared = 0
         for name in batch.batch.keys():  # noqa: SIM118  (a TensorDict's iterator gives rows)
@@ -75,13 +66,13 @@ def test_a_tokens_card_shows_the_batch_that_was_trained_on(
         (shown_id,) = browser.texts(".card [data-key=id]")
         assert int(shown_id) == int(batch.batch["responses"][row, token])
     assert browser.texts(".card .why")[0]
-    assert browser.complaints() == []
+    assert browser.console() == []
 
 
 def test_a_click_on_a_token_opens_its_card_and_the_address_says_so(
     made_run: Path, browser: Browser
 ) -> None:
-    browser.open(page(made_run, "#episode/0/train/2/episode-2-1-0?color=fate"))
+    open_viewer(browser, page(made_run, "#episode/0/train/2/episode-2-1-0?color=fate"))
     browser.click('.talk span[data-i="3"]')
     batch = np.load(made_run / "episodes/2.npz")
     row = batch["episode_id"].tolist().index("episode-2-1-0")
@@ -98,7 +89,7 @@ def test_a_click_on_a_token_opens_its_card_and_the_address_says_so(
 
 
 def test_the_path_shows_the_numbers_of_the_builder(made_run: Path, browser: Browser) -> None:
-    browser.open(page(made_run, "#episode/0/train/1/episode-1-0-1"))
+    open_viewer(browser, page(made_run, "#episode/0/train/1/episode-1-0-1"))
     lines = (made_run / "episodes/1.jsonl").read_text().splitlines()
     scores = [json.loads(line)["reward"] for line in lines[:4]]
     script = """return Object.fromEntries([...document.querySelectorAll("[data-stage]")]
@@ -129,7 +120,7 @@ def test_the_path_shows_the_numbers_of_the_builder(made_run: Path, browser: Brow
 def test_an_address_filters_the_list(
     made_run: Path, browser: Browser, query: str, expected: Any
 ) -> None:
-    browser.open(page(made_run, f"#list?{query}"))
+    open_viewer(browser, page(made_run, f"#list?{query}"))
     rows = listed(made_run / "viewer")
     assert ids_in_list(browser) == [row["id"] for row in rows if expected(row)]
 
@@ -138,7 +129,7 @@ def test_an_address_filters_the_list(
 def test_the_list_is_sorted_by_every_key(made_run: Path, browser: Browser, key: str) -> None:
     rows = listed(made_run / "viewer")
     for sort, reverse in ((key, False), (f"-{key}", True)):
-        browser.open(page(made_run, f"#list?sort={sort}"))
+        open_viewer(browser, page(made_run, f"#list?sort={sort}"))
         expected = [row["id"] for row in sorted(rows, key=lambda row: row[key], reverse=reverse)]
         assert ids_in_list(browser) == expected
 
@@ -146,16 +137,16 @@ def test_the_list_is_sorted_by_every_key(made_run: Path, browser: Browser, key: 
 def test_a_click_into_a_distribution_filters_and_again_takes_it_back(
     made_run: Path, browser: Browser
 ) -> None:
-    browser.open(page(made_run))
+    open_viewer(browser, page(made_run))
     rows = listed(made_run / "viewer")
     browser.run("document.querySelectorAll('.columns')[0].lastChild.click()")
-    browser.wait_for("return location.hash.includes('reward=')")
-    browser.wait_for("return document.querySelectorAll('.chip').length === 1")
+    browser.wait("location.hash.includes('reward=')")
+    browser.wait("document.querySelectorAll('.chip').length === 1")
     shown = ids_in_list(browser)
     highest = sorted(rows, key=lambda row: row["reward"])[-1]
     assert highest["id"] in shown and len(shown) < len(rows)
     browser.click(".chip")
-    browser.wait_for("return document.querySelectorAll('.chip').length === 0")
+    browser.wait("document.querySelectorAll('.chip').length === 0")
     assert len(ids_in_list(browser)) == len(rows)
 
 
@@ -169,10 +160,10 @@ def test_a_search_finds_all_that_holds_the_text(
         for line in (made_run / f"episodes/{step}.jsonl").read_text().splitlines()
     ]
     text = lines[5]["turns"][1]["text"][part].upper()
-    browser.open(page(made_run))
+    open_viewer(browser, page(made_run))
     browser.run("location.hash = viewer.listAddress({ text: arguments[0] })", text)
-    browser.wait_for(
-        "return viewer.listed.found?.text === arguments[0] && viewer.listed.rows"
+    browser.wait(
+        "viewer.listed.found?.text === arguments[0] && viewer.listed.rows"
         ".every((i) => viewer.listed.found.looked[i])",
         text,
     )
@@ -199,7 +190,7 @@ def test_a_search_finds_all_that_holds_the_text(
 def test_a_group_stands_side_by_side_from_the_first_difference_on(
     made_run: Path, browser: Browser
 ) -> None:
-    browser.open(page(made_run, "#group/0/train/1/group-1-0"))
+    open_viewer(browser, page(made_run, "#group/0/train/1/group-1-0"))
     assert len(browser.texts(".member")) == 4
     assert "the beginning" in browser.texts(".common summary")[0]
     assert len(browser.texts(".turn-cell")) == 12
@@ -210,12 +201,12 @@ def test_a_task_is_shown_over_steps_and_runs(tmp_path: Path, browser: Browser) -
         make_run(tmp_path / name, Made(steps=2, seed=seed, initial="Find it in room {1}."))
     viewer = make_viewer(tmp_path / "one", tmp_path / "other")
     key = listed(viewer)[0]["task"]
-    browser.open(page(tmp_path / "one", f"#task/{key}"))
+    open_viewer(browser, page(tmp_path / "one", f"#task/{key}"))
     assert len(browser.texts(".meetings tbody tr")) == 4
     browser.run("for (const k of [0, 4]) document.querySelectorAll('.pick input')[k].click()")
-    browser.wait_for("return document.querySelectorAll('.member').length === 1")
+    browser.wait("document.querySelectorAll('.member').length === 1")
     browser.run("document.querySelectorAll('.pick input')[5].click()")
-    browser.wait_for("return document.querySelectorAll('.member').length === 2")
+    browser.wait("document.querySelectorAll('.member').length === 2")
     assert len(browser.texts(".chart .mark")) == 4
 
 
@@ -223,28 +214,28 @@ def test_keys_go_along_the_list_the_episodes_and_the_tokens(
     made_run: Path, browser: Browser
 ) -> None:
     down, right, escape = "\ue015", "\ue014", "\ue00c"
-    browser.open(page(made_run, "#list?step=2"))
+    open_viewer(browser, page(made_run, "#list?step=2"))
     browser.press(down)
-    browser.wait_for("return document.activeElement.className === 'list-row'")
+    browser.wait("document.activeElement.className === 'list-row'")
     browser.press(down)
-    browser.wait_for("return document.activeElement.dataset.place === '1'")
+    browser.wait("document.activeElement.dataset.place === '1'")
     browser.press("\n")
-    browser.wait_for("return location.hash.includes('episode-2-0-1')")
+    browser.wait("location.hash.includes('episode-2-0-1')")
     browser.press(right)
-    browser.wait_for("return location.hash.includes('episode-2-0-2')")
-    browser.wait_for("return document.documentElement.dataset.shown.includes('episode-2-0-2')")
+    browser.wait("location.hash.includes('episode-2-0-2')")
+    browser.wait("document.documentElement.dataset.shown.includes('episode-2-0-2')")
     browser.click('.talk span[data-i="0"]')
     browser.press(right)
-    browser.wait_for("return location.hash.includes('token=1')")
+    browser.wait("location.hash.includes('token=1')")
     browser.press(escape)
     browser.press(escape)
-    browser.wait_for("return location.hash.startsWith('#list')")
+    browser.wait("location.hash.startsWith('#list')")
     browser.press("/")
     assert browser.run("return document.activeElement.id") == "search"
 
 
 def test_the_command_plays_the_chosen_turn_again(made_run: Path, browser: Browser) -> None:
-    browser.open(page(made_run, "#episode/0/train/1/episode-1-0-1"))
+    open_viewer(browser, page(made_run, "#episode/0/train/1/episode-1-0-1"))
     browser.run(
         "const s = document.querySelector('.again select'); s.value = '1';"
         "s.dispatchEvent(new Event('change'))"
@@ -263,7 +254,7 @@ def test_rows_that_begin_with_others_stand_under_them(tmp_path: Path, browser: B
         lines[0]["rows"].append({**row, "parent": {"row": parent, "tokens": 20}})
     (tmp_path / "episodes/1.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     make_viewer(tmp_path)
-    browser.open(page(tmp_path, "#episode/0/train/1/episode-1-0-0"))
+    open_viewer(browser, page(tmp_path, "#episode/0/train/1/episode-1-0-0"))
     nodes = browser.texts(".tree .node")
     assert [node[:5] for node in nodes] == ["row 0", "row 1", "row 2", "row 3"]
     assert "begins with 20 tokens of row 1" in nodes[2]
@@ -279,10 +270,10 @@ def test_a_missing_data_file_is_said_and_the_rest_is_shown(
     viewer = make_viewer(tmp_path)
     for file in (viewer / "data/pages").rglob("*.js"):
         file.unlink()
-    browser.open(page(tmp_path, "#episode/0/train/1/episode-1-0-0"))
+    open_viewer(browser, page(tmp_path, "#episode/0/train/1/episode-1-0-0"))
     assert "missing or damaged" in browser.texts(".fault")[0]
-    browser.show("#list")
+    show(browser, "#list")
     assert len(ids_in_list(browser)) == 16
-    browser.show("#episode/0/train/1/nobody")
+    show(browser, "#episode/0/train/1/nobody")
     assert "is not in the viewer" in browser.texts(".fault")[0]
-    browser.complaints()
+    browser.console()

@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
+from scripts.browser import Browser
 from tests.made_episodes import Made, make_run
-from tests.viewer_browser import Browser, what_is_missing
 from tests.viewer_data import listed, make_viewer
+from tests.viewer_pages import open_viewer, show
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()),
-]
+pytestmark = pytest.mark.browser
 HIT = "window.hit = 1"
 HOSTILE = (
     f"</script><script>{HIT}</script>",
@@ -78,12 +76,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_viewer(folder)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as opened:
-        yield opened
-
-
 @pytest.fixture(params=["file", "http"])
 def address(request: pytest.FixtureRequest, hostile: Path) -> Iterator[str]:
     """The page's address on the disk, and at a server."""
@@ -117,10 +109,10 @@ def test_no_script_runs_nothing_is_asked_for_and_all_is_text(
     hostile: Path, address: str, browser: Browser
 ) -> None:
     browser.requests()
-    browser.complaints()
-    browser.open(address)
+    browser.console()
+    open_viewer(browser, address)
     for place in browser.run(PLACES):
-        browser.show(place)
+        show(browser, place)
         assert browser.texts(".fault") == [], place
         for element in ("img", "iframe", "base", "object", "embed", "form"):
             assert browser.texts(element) == []
@@ -128,21 +120,21 @@ def test_no_script_runs_nothing_is_asked_for_and_all_is_text(
     assert browser.run("return [...document.scripts].every((s) => s.src && !s.text)")
     folder = address.removesuffix("index.html")
     assert [url for url in browser.requests() if not url.startswith((folder, "about:"))] == []
-    assert [line for line in browser.complaints() if "favicon" not in line] == []
+    assert [line for line in browser.console() if "favicon" not in line] == []
 
 
 def test_what_cannot_be_seen_is_shown_as_a_sign(hostile: Path, browser: Browser) -> None:
-    browser.open((hostile / "index.html").as_uri())
+    open_viewer(browser, (hostile / "index.html").as_uri())
     expected = {
         7: ("⟨RLO⟩evil⟨PDF⟩", "⟨LRI⟩isolate⟨PDI⟩", "⟨ZWSP⟩⟨RLM⟩"),
-        8: ("nul ␀ bell ␇", "␛[31m", "⟨DEL⟩"),
+        8: ("nul ⟨NUL⟩ bell ⟨BEL⟩", "⟨ESC⟩[31m", "⟨DEL⟩"),
         9: ("lone ⟨U+D800⟩ surrogate ⟨U+DFFF⟩",),
         10: ("⟨LS⟩", "⟨PS⟩"),
         12: ("marks⟩",),
         0: (HOSTILE[0],),
     }
     for group, signs in expected.items():
-        browser.show(f"#episode/0/train/1/episode-1-{group}-0")
+        show(browser, f"#episode/0/train/1/episode-1-{group}-0")
         text = browser.texts("main")[0]
         for sign in signs:
             assert sign in text
@@ -150,22 +142,22 @@ def test_what_cannot_be_seen_is_shown_as_a_sign(hostile: Path, browser: Browser)
 
 
 @pytest.mark.parametrize("width", [1400, 390])
-def test_nothing_is_wider_than_the_page(hostile: Path, width: int) -> None:
-    with Browser(width, 800) as browser:
-        browser.open((hostile / "index.html").as_uri())
-        for group in range(len(HOSTILE)):
-            for place in (f"#episode/0/train/1/episode-1-{group}-0", "#list"):
-                browser.show(place)
-                script = "return document.documentElement.scrollWidth - innerWidth"
-                assert browser.run(script) <= 0, place
+def test_nothing_is_wider_than_the_page(hostile: Path, browser: Browser, width: int) -> None:
+    browser.resize(width, 800)
+    open_viewer(browser, (hostile / "index.html").as_uri())
+    for group in range(len(HOSTILE)):
+        for place in (f"#episode/0/train/1/episode-1-{group}-0", "#list"):
+            show(browser, place)
+            script = "return document.documentElement.scrollWidth - innerWidth"
+            assert browser.run(script) <= 0, place
 
 
 def test_a_command_never_holds_what_cannot_be_seen(hostile: Path, browser: Browser) -> None:
-    browser.open((hostile / "index.html").as_uri())
+    open_viewer(browser, (hostile / "index.html").as_uri())
     commands = []
     for place in browser.run(PLACES):
         if place.startswith("#episode"):
-            browser.show(place)
+            show(browser, place)
             commands += browser.texts(".again code")
     assert commands
     ids = [row["id"] for row in listed(hostile)]

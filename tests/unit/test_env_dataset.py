@@ -26,7 +26,7 @@ from training.config import DataConfig
 from training.config.schema.common import CustomClassConfig
 from training.ray_trainer import RayPPOTrainer
 from training.reward import compute_reward, load_reward_manager
-from training.run.trackers import is_validation_reward
+from training.run.validation_names import is_validation_reward
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ from training.evaluation_summary import (
 )
 from training.modes import chosen_mode
 from training.run.abort_policy import EnvironmentsFail
-from training.run.checkpoint_folders import CannotResume
 from training.run.evaluated_model import EvaluatedModel, find_model
+from training.run.named_model import CannotUse
 from training.validation import ValidationSamples
 from workers.evaluated_weights import EvaluatedWeights
 
@@ -242,5 +242,5 @@ def test_what_is_no_model_is_refused_with_what_is_there(
     (tmp_path / "begun/global_step_3.0123abcd.incomplete").mkdir()
     (tmp_path / "young/metrics.jsonl").touch()
     (tmp_path / "weightless/config.json").write_text("{}")
-    with pytest.raises(CannotResume, match=sentence):
+    with pytest.raises(CannotUse, match=sentence):
         find_model(str(tmp_path / name), PPOConfig())

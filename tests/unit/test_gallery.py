@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -83,9 +82,9 @@ def png_of(pixels: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.skipif(shutil.which("chromedriver") is None, reason="no chromedriver is installed")
+@pytest.mark.browser
 def test_a_picture_shows_the_page_in_light_and_its_errors_are_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
 ) -> None:
     monkeypatch.setattr(gallery, "PICTURES", tmp_path)
     monkeypatch.setattr(gallery, "PROJECT", tmp_path)
@@ -93,12 +92,11 @@ def test_a_picture_shows_the_page_in_light_and_its_errors_are_raised(
     style = "<style>@media (prefers-color-scheme: light) {body {background: #0f0}}</style>"
     (tmp_path / "good.html").write_text(f"{style}<body>words")
     (tmp_path / "bad.html").write_text("<body>words<script>absent()</script>")
-    with Browser() as browser:
-        gallery.take(browser, tmp_path, Picture(name="good", page="good.html#list?step=1"))
-        with pytest.raises(RuntimeError, match=r"bad\.html raised: .*absent is not defined"):
-            gallery.take(browser, tmp_path, Picture(name="bad", page="bad.html"))
-        with pytest.raises(FileNotFoundError, match=r"python -m training\.run\.report"):
-            gallery.take(browser, tmp_path, Picture(name="none", page="none.html"))
+    gallery.take(browser, tmp_path, Picture(name="good", page="good.html#list?step=1"))
+    with pytest.raises(RuntimeError, match=r"bad\.html raised: .*absent is not defined"):
+        gallery.take(browser, tmp_path, Picture(name="bad", page="bad.html"))
+    with pytest.raises(FileNotFoundError, match=r"python -m training\.run\.report"):
+        gallery.take(browser, tmp_path, Picture(name="none", page="none.html"))
     picture = Image.open(tmp_path / "gallery_good.png").convert("RGB")
     assert picture.size == (1400, 900)
     assert picture.getpixel((700, 800)) == (0, 255, 0)

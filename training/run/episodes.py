@@ -3,7 +3,8 @@
 It writes RUN_DIR/viewer/index.html, which a browser opens from the disk, without a server. Several
 folders are put beside each other in one viewer, in that of the first. Invariant: it reads
 RUN_DIR/episodes (or what `agent.episodes_dir` of RUN_DIR/config.yaml names) and writes nothing but
-the viewer, so that it works while a run goes on and after a crash.
+the viewer and the page of a run that has ended, which then knows that its links lead somewhere; so
+it works while a run goes on and after a crash.
 """
 
 import argparse
@@ -13,6 +14,11 @@ from pathlib import Path
 
 import yaml
 
+from training.run.page.content import make_content
+from training.run.page.html import write_html
+from training.run.page.run_folder import RUNNING
+from training.run.page.run_folder import RunFolder as RunOfPage
+from training.run.page.writer import PAGE
 from training.run.viewer.build import Report, RunFolder, build_viewer
 from training.run.viewer.records import list_files
 
@@ -47,6 +53,19 @@ def _configured(config: Path) -> list[Path]:
     return [Path(str(named))] if named else []
 
 
+def rewrite_page(folder: Path) -> None:
+    """Writes the page of a run that has ended anew; one that goes on writes its own."""
+    page = folder / PAGE
+    if not page.is_file():
+        return
+    try:
+        run = RunOfPage.read(folder)
+        if run.status().word != RUNNING:
+            write_html(make_content([run], page), page)
+    except (OSError, ValueError) as error:
+        print(f"python -m training.run.episodes: {page} stays as it is: {error}", file=sys.stderr)
+
+
 def summary(report: Report, out: Path) -> str:
     """Says what was made, what it cost, and what could not be read."""
     lines = [
@@ -77,6 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"python -m training.run.episodes: {error}", file=sys.stderr)
         return 2
+    if args.out is None:
+        rewrite_page(runs[0].folder)
     print(summary(report, out))
     return 0
 

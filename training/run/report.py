@@ -23,7 +23,8 @@ from training.run.page.content import make_content
 from training.run.page.html import write_html
 from training.run.page.run_folder import RUNNING, RunFolder
 from training.run.page.writer import PAGE, PageSchedule
-from training.run.trackers import is_validation_reward, read_records
+from training.run.trackers import read_records
+from training.run.validation_names import is_validation_reward, short_name
 
 REWARD_KEY = "critic/score/mean"
 # The rows of the table: label -> metric.
@@ -142,7 +143,7 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     axes.plot(smoothed, color="C0", linewidth=2, label=f"its mean over {WINDOW} steps")
     validation = [name for name in metrics if is_validation_reward(name)]
     for key in validation[:MOST_VALIDATION_CURVES]:
-        label = f"validation: {key.removeprefix('val-core/')}"
+        label = f"validation: {short_name(key)}"
         axes.plot(metrics[key].dropna(), "o-", markersize=4, linewidth=1, label=label)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(run_dir / "report.png")

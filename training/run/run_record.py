@@ -28,6 +28,7 @@ from training.run.page.run_folder import RunFolder
 from training.run.page.writer import PageWriter
 from training.run.recorded_config import Changes
 from training.run.start_facts import command_line, versions
+from training.run.validation_names import is_validation_mean, short_name
 
 logger = logging.getLogger(__name__)
 
@@ -174,11 +175,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
 def describe_validation(metrics: Mapping[str, float]) -> str:
     """Says a step's validation rewards in one line; "" where it has none."""
-    parts = []
-    for name, value in metrics.items():
-        source = name.removeprefix("val-core/")
-        if source != name and source.rsplit("/", 1)[-1].startswith("mean@"):
-            parts.append(f"{source} {value:.4g}")
+    means = [name for name in metrics if is_validation_mean(name)]
+    parts = [f"{short_name(name)} {metrics[name]:.4g}" for name in means]
     left_out = len(parts) - MOST_VALIDATION_REWARDS
     more = [f"{left_out} more"] if left_out > 0 else []
     return ", ".join([*parts[:MOST_VALIDATION_REWARDS], *more])

@@ -131,6 +131,21 @@ def test_turn_returns_baseline_is_the_others_mean(tmp_path: Path) -> None:
         assert row[names.index("others")] == pytest.approx(np.mean(scores[1:]), abs=1e-6)
 
 
+def test_gigpos_advantage_is_its_episodes_part_and_its_turns(tmp_path: Path) -> None:
+    make_run(tmp_path, Made(steps=1, estimator="gigpo"))
+    scores = [episode["reward"] for episode in lines_of(tmp_path, 1)[:4]]
+    page, (columns,) = pages(make_viewer(tmp_path))["episode-1-0-0"]
+    told = stages(page)
+    expected = (scores[0] - np.mean(scores)) / (np.std(scores, ddof=1) + 1e-6)
+    assert told["episode's part"] == pytest.approx(expected, abs=1e-5)
+    mean = columns["advantages"][columns["response_mask"] > 0].mean()
+    assert told["episode's part"] + told["turns' part"] == pytest.approx(mean, abs=1e-5)
+    table = page["path"]["turns"]
+    names = [name for name, _ in table["columns"]]
+    # Every member's turn k begins in state k.
+    assert [row[names.index("same state")] for row in table["rows"]] == [4, 4, 4]
+
+
 def test_the_list_counts_and_marks(tmp_path: Path) -> None:
     make_run(tmp_path, Made(steps=1))
     episodes = lines_of(tmp_path, 1)

@@ -66,6 +66,7 @@ ADVICE = {
     "reward_constant": (
         "the reward function: does it read the answers? The answers: can the policy earn anything?"
     ),
+    "silence_paid": "the reward: what does it make of an empty text? A policy learns to be silent",
     "advantages_zero": (
         "rewards within groups: where all are equal nothing is learned; rollout.n, filter_groups"
     ),
@@ -132,6 +133,7 @@ ADVICE = {
 WAITS = frozenset(
     {
         "reward_constant",
+        "silence_paid",
         "advantages_zero",
         "length_pinned",
         "rate_zero",
@@ -179,6 +181,7 @@ VIEWS = {
     "advantages_zero": "spread=0&sort=-reward",
     "reward_differs": "sort=-reward",
     "reward_misplaced": "sort=-reward",
+    "silence_paid": "empty=1&sort=-reward",
     "nothing_sampled": "empty=1&sort=-reward",
     "length_pinned": "sort=-tokens",
     "prompts_pinned": "sort=-tokens",

@@ -32,6 +32,7 @@ from training.run.alarms.reference_rules import ReferenceRules
 from training.run.alarms.repeat_rules import RepeatRules
 from training.run.alarms.reward_rules import FEWEST_EPISODES, RewardRules, ScoreRules
 from training.run.alarms.sampling_rules import SamplingRules
+from training.run.alarms.silence_rules import SilenceRules
 
 # The package's own name, as it is what users know.
 logger = logging.getLogger("training.run.alarms")
@@ -86,6 +87,8 @@ class Alarms:
         self.reference_rules = ReferenceRules(config)
         self.engine_rules = EngineRules(config)
         self.sampling_rules = SamplingRules(config)
+        special_ids = tokenizer.all_special_ids if tokenizer is not None else []
+        self.silence_rules = SilenceRules(config.data.reward_fn_key, special_ids)
         # The step since which each finding stands.
         self.since: dict[str, int] = {}
         self.broken_rules: set[str] = set()
@@ -205,6 +208,7 @@ class Alarms:
             "repeats": self.repeat_rules.check(batch, episodes),
             "advantages": advantage_rules.wrong_advantages(batch, episodes, config.algorithm, step),
             "rewards": self.reward_rules.check(batch, episodes, metrics),
+            "silence": self.silence_rules.check(batch, episodes, metrics),
         }
         # A correction leaves tokens out on purpose.
         if not config.algorithm.rollout_correction.corrects:

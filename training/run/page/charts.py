@@ -4,9 +4,13 @@ A chart is a title, a unit, and lines: metrics with their names. Invariant: a ch
 metric of the run's is left out; every other metric is found by its name on the page.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
+
+from training.run.validation_names import is_validation_mean, short_name
 
 # What `timing_s/step` is made of, in the order of a step; other sections come beside it.
 SECTIONS = (
@@ -34,6 +38,7 @@ SECTION_NAMES = {
 }
 ENDING = "agent/ending/"
 TIMING = "timing_s/"
+TOOL_FAILURES = re.compile("tool/.+/failures")
 # Of many sources, environments or tools so many are lines of a chart.
 MOST_LINES = 8
 
@@ -45,6 +50,8 @@ class Line:
     Attributes:
         tasks: the metric that counts the tasks behind it.
         beside: it is no part of the chart's whole.
+        view: filters of the viewer, and its order, that show the episodes behind this line; "": no
+            others than the chart's.
     """
 
     metric: str
@@ -53,6 +60,7 @@ class Line:
     high: str | None = None
     tasks: str | None = None
     beside: bool = False
+    view: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,8 @@ class Chart:
 
     Attributes:
         unit: of its axis.
-        view: sort key of the viewer that shows the episodes behind a point; "" where none does.
+        view: filters of the viewer, and its order, that show the episodes behind a point; "" where
+            none do.
         of_kind: of episodes: train, or val.
         kind: "lines"; "shares": the lines stacked, as parts of `whole`; "parts": the lines
             stacked, and what is missing to `whole`.
@@ -85,13 +94,15 @@ class Chart:
             parts: dict[str, Any] = {"metric": line.metric, "label": line.label}
             if line.beside:
                 parts["beside"] = True
+            if line.view:
+                parts["view"] = f"kind={self.of_kind}&{line.view}"
             bands = {"low": line.low, "high": line.high, "tasks": line.tasks}
             lines.append(parts | {name: metric for name, metric in bands.items() if metric})
         return {
             "key": self.key,
             "title": self.title,
             "unit": self.unit,
-            "view": f"kind={self.of_kind}&sort={self.view}" if self.view else "",
+            "view": f"kind={self.of_kind}&{self.view}" if self.view else "",
             "kind": self.kind,
             "whole": self.whole,
             "leftOut": self.left_out,
@@ -109,6 +120,7 @@ class _Plan:
     metrics: dict[str, str]
     view: str = ""
     bands: dict[str, tuple[str, str]] = field(default_factory=dict)
+    line_views: dict[str, str] = field(default_factory=dict)
 
 
 LENGTH_BANDS = {
@@ -124,7 +136,7 @@ PLANS = {
             "response_length/mean": "response, mean",
             "prompt_length/mean": "prompt, mean",
         },
-        view="-tokens",
+        view="sort=-tokens",
         bands=LENGTH_BANDS,
     ),
     "turns": _Plan(
@@ -132,7 +144,7 @@ PLANS = {
         title="Turns of an episode",
         unit="turns",
         metrics={"agent/turns/mean": "mean", "agent/turns/max": "most"},
-        view="-turns",
+        view="sort=-turns",
     ),
     "failures": _Plan(
         key="failures",
@@ -143,14 +155,42 @@ PLANS = {
             "agent/retries": "played again",
             "agent/masked": "not trained on",
         },
-        view="-attempts",
+        view="sort=-attempts",
+        line_views={
+            "agent/failed": "failed=1",
+            "agent/retries": "refilled=1&sort=-attempts",
+            "agent/masked": "masked=1",
+        },
+    ),
+    "nothing": _Plan(
+        key="nothing",
+        title="Nothing to learn from",
+        unit="share",
+        metrics={
+            "groups/no_spread": "groups whose scores are equal",
+            "response/empty_ratio": "episodes without a word",
+            "response/aborted_ratio": "episodes without a token to train on",
+        },
+        view="spread=0",
+        line_views={
+            "groups/no_spread": "spread=0&sort=-reward",
+            "response/empty_ratio": "empty=1&sort=-reward",
+            "response/aborted_ratio": "masked=1",
+        },
+    ),
+    "rows": _Plan(
+        key="rows",
+        title="Rows of an episode",
+        unit="rows",
+        metrics={"response/rows_per_episode": "mean (1: no history was rewritten)"},
+        view="rows=2..&sort=-rows",
     ),
     "entropy": _Plan(
         key="entropy",
         title="Entropy of the policy",
         unit="nats per token",
         metrics={"actor/entropy": "during the update", "actor/old_entropy": "before the update"},
-        view="entropy",
+        view="sort=entropy",
     ),
     "kl": _Plan(
         key="kl",
@@ -161,7 +201,7 @@ PLANS = {
             "actor/kl_loss": "policy from the reference (in the loss)",
             "actor/reward_kl_penalty": "policy from the reference (in the reward)",
         },
-        view="-kl",
+        view="sort=-kl",
     ),
     "mismatch": _Plan(
         key="mismatch",
@@ -172,21 +212,22 @@ PLANS = {
             "canary/difference": "canaries' log-prob, nats per token",
             "training/rollout_kl": "KL, nats per token",
         },
-        view="-mismatch",
+        view="sort=-mismatch",
     ),
     "gradient": _Plan(
         key="gradient",
         title="Norm of the gradient, before clipping",
         unit="norm",
         metrics={"actor/grad_norm": "policy", "critic/grad_norm": "critic"},
-        view="-gradient",
+        view="sort=-gradient",
     ),
     "clip": _Plan(
         key="clip",
         title="Tokens whose ratio was clipped",
         unit="share of tokens",
         metrics={"actor/pg_clipfrac": "policy", "critic/vf_clipfrac": "critic's values"},
-        view="-ratio",
+        view="sort=-ratio",
+        line_views={"actor/pg_clipfrac": "fate=clipped&sort=-ratio"},
     ),
     "critic": _Plan(
         key="critic",
@@ -205,7 +246,7 @@ PLANS = {
         title="Throughput, prompts included",
         unit="tokens per second and rank",
         metrics={"perf/throughput": "tokens per second"},
-        view="-seconds",
+        view="sort=-seconds",
     ),
 }
 
@@ -223,7 +264,9 @@ def charts_of(names: Sequence[str], sentence: Callable[[str], str | None]) -> li
         _planned(PLANS["length"], known),
         _planned(PLANS["turns"], known),
         _endings(names),
-        *[_planned(PLANS[key], known) for key in ("failures", "entropy", "kl", "mismatch")],
+        *[_planned(PLANS[key], known) for key in ("failures", "nothing", "rows")],
+        _tools(names),
+        *[_planned(PLANS[key], known) for key in ("entropy", "kl", "mismatch")],
         *[_planned(PLANS[key], known) for key in ("gradient", "clip", "critic", "rate")],
         _planned(PLANS["throughput"], known),
         _step_time(names),
@@ -238,7 +281,15 @@ def _planned(plan: _Plan, known: set[str]) -> Chart:
         if metric in known:
             low, high = plan.bands.get(metric, (None, None))
             has_band = low in known and high in known
-            lines.append(Line(metric, label, low if has_band else None, high if has_band else None))
+            lines.append(
+                Line(
+                    metric=metric,
+                    label=label,
+                    low=low if has_band else None,
+                    high=high if has_band else None,
+                    view=plan.line_views.get(metric, ""),
+                )
+            )
     return Chart(key=plan.key, title=plan.title, unit=plan.unit, lines=lines, view=plan.view)
 
 
@@ -250,13 +301,15 @@ def _reward(names: Sequence[str]) -> Chart:
     environments = [name for name in names if name.startswith("env/") and name.endswith("/reward")]
     room = MOST_LINES - len(lines)
     for name in environments[:room]:
-        lines.append(Line(name, name.removeprefix("env/").removesuffix("/reward")))
+        source = name.removeprefix("env/").removesuffix("/reward")
+        view = f"source={quote(source, safe='')}&sort=-reward"
+        lines.append(Line(name, source, view=view))
     return Chart(
         key="reward",
         title="Reward of an episode",
         unit="reward",
         lines=lines,
-        view="-reward",
+        view="sort=-reward",
         left_out=max(0, len(environments) - room),
     )
 
@@ -264,7 +317,7 @@ def _reward(names: Sequence[str]) -> Chart:
 def _validation(names: Sequence[str]) -> Iterator[Chart]:
     """Shows each source's mean validation reward, with its interval where the run computed one."""
     known = set(names)
-    means = [name for name in names if name.startswith("val-core/") and _is_mean(name)]
+    means = [name for name in names if is_validation_mean(name)]
     lines = []
     for name in means[:MOST_LINES]:
         low = _companion(name, "ci_low", known)
@@ -272,7 +325,7 @@ def _validation(names: Sequence[str]) -> Iterator[Chart]:
         lines.append(
             Line(
                 metric=name,
-                label=name.removeprefix("val-core/"),
+                label=short_name(name),
                 low=low if high else None,
                 high=high if low else None,
                 tasks=_companion(name, "tasks", known),
@@ -283,14 +336,10 @@ def _validation(names: Sequence[str]) -> Iterator[Chart]:
         title="Reward in validation",
         unit="reward",
         lines=lines,
-        view="-reward",
+        view="sort=-reward",
         of_kind="val",
         left_out=max(0, len(means) - MOST_LINES),
     )
-
-
-def _is_mean(name: str) -> bool:
-    return name.rsplit("/", 1)[-1].startswith("mean@")
 
 
 def _companion(name: str, suffix: str, known: set[str]) -> str | None:
@@ -305,14 +354,34 @@ def _companion(name: str, suffix: str, known: set[str]) -> str | None:
 
 def _endings(names: Sequence[str]) -> Chart:
     """Stacks the ways in which episodes ended, as shares of all."""
-    endings = [name for name in names if name.startswith(ENDING)]
+    endings = {name: name.removeprefix(ENDING) for name in names if name.startswith(ENDING)}
     return Chart(
         key="endings",
         title="How episodes ended",
         unit="share of episodes",
-        lines=[Line(name, name.removeprefix(ENDING)) for name in endings],
+        lines=[
+            Line(name, ending, view=f"ending={quote(ending, safe='')}&sort=-reward")
+            for name, ending in endings.items()
+        ],
         kind="shares",
-        view="-reward",
+        view="sort=-reward",
+    )
+
+
+def _tools(names: Sequence[str]) -> Chart:
+    """Shows how many calls of each tool failed."""
+    failures = [name for name in names if TOOL_FAILURES.fullmatch(name)]
+    lines = []
+    for name in failures[:MOST_LINES]:
+        tool = name.removeprefix("tool/").removesuffix("/failures")
+        lines.append(Line(name, tool, view=f"tool={quote(tool, safe='')}&sort=reward"))
+    return Chart(
+        key="tools",
+        title="Tool calls that failed",
+        unit="calls",
+        lines=lines,
+        view="sort=reward",
+        left_out=max(0, len(failures) - MOST_LINES),
     )
 
 
@@ -345,7 +414,7 @@ def _step_time(names: Sequence[str]) -> Chart:
         lines=[*lines, *beside],
         kind="parts",
         whole=TIMING + "step" if TIMING + "step" in names else None,
-        view="-seconds",
+        view="sort=-seconds",
     )
 
 

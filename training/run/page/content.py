@@ -29,6 +29,7 @@ from training.run.page.charts import (
 )
 from training.run.page.curves import CurveWriter, points_for
 from training.run.page.groups import Group, group_runs, names_of, table_of_groups
+from training.run.page.looks import looks_of
 from training.run.page.run_folder import RUNNING, VIEWER, RunFolder
 from training.run.page.settings import Change, as_text, differences_from_defaults
 
@@ -151,6 +152,7 @@ def _facts_of(run: RunFolder, page: Path) -> dict[str, Any]:
         "changes": _changes_of(run),
         "settings": [row._asdict() for row in differences_from_defaults(run.settings)],
         "stepTimes": _step_times(run),
+        "looks": looks_of(run.metrics, run.metrics.last_step),
         "viewer": _viewer_of(run, page),
     }
 

@@ -13,7 +13,6 @@ from training.run.trackers.console import (
     ConsoleTracker,
     format_line,
     format_validation,
-    is_validation_reward,
 )
 from training.run.trackers.file import FileTracker, cut_back, read_records
 from training.run.trackers.interface import Generations, Tracker
@@ -27,7 +26,6 @@ __all__ = [
     "cut_back",
     "format_line",
     "format_validation",
-    "is_validation_reward",
     "open_trackers",
     "read_records",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from training.run.trackers.interface import Generations
+from training.run.validation_names import is_validation_reward, short_name
 
 # What the console's line of a step shows, in this order: label -> metric, format.
 CONSOLE_COLUMNS = {
@@ -29,8 +30,6 @@ CONSOLE_COUNTS = {
     "retries": ("agent/retries", None),
     "cut turns": ("agent/cut_turns", None),
 }
-# The metrics that stand beside a mean reward of validation, below its name.
-ABOUT_THE_MEAN = ("/ci_low", "/ci_high", "/tasks")
 
 
 class ConsoleTracker:
@@ -81,14 +80,9 @@ def format_line(data: Mapping[str, float], step: int, total_steps: int | None = 
     return " | ".join(cells)
 
 
-def is_validation_reward(key: str) -> bool:
-    """Tells a reward of validation from its interval and its number of tasks."""
-    return key.startswith("val-core/") and not key.endswith(ABOUT_THE_MEAN)
-
-
 def format_validation(key: str, data: Mapping[str, float]) -> str:
     """Formats a reward of validation, with its interval where it has one."""
-    cell = f"{key.removeprefix('val-core/')} {data[key]:.4f}"
+    cell = f"{short_name(key)} {data[key]:.4f}"
     if f"{key}/ci_low" in data:
         cell += f" [{data[f'{key}/ci_low']:.3f}, {data[f'{key}/ci_high']:.3f}]"
     return cell

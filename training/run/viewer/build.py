@@ -253,7 +253,8 @@ class ViewerBuilder:
             "episode_id": episode.episode_id,
             "uid": episode.uid,
             "ending": episode.text("ending"),
-            "source": episode.text("environment") or episode.text("data_source"),
+            # `environment` is a number where there is one.
+            "source": episode.text("data_source") or episode.text("environment"),
             "task": task_key(episode),
             "beginning": beginning(episode),
             "tools": "\n".join(tool_names(episode)),

@@ -39,6 +39,10 @@ FORMULAS = {
 }
 FORMULAS["grpo_vectorized"] = FORMULAS["grpo"]
 FORMULAS["rloo_vectorized"] = FORMULAS["rloo"]
+# What training adds to a group's standard deviation.
+GRPO_EPSILON = 1e-6
+# Rewards that differ by less are equal.
+SMALLEST_DIFFERENCE = 1e-6
 WITHOUT_STD = "score - mean of the group (norm_adv_by_std_in_grpo is off)"
 # Those that compare an episode's score with its group's.
 COMPARE_SCORES = frozenset(
@@ -86,11 +90,18 @@ def credit_path(
     """Returns what a page shows of an episode's way from reward to gradient."""
     stages = reward_stages(episode)
     if tokens is None or credit is None:
-        return {"estimator": "", "formula": "", "stages": stages, "notes": []}
+        return {
+            "estimator": "",
+            "formula": "",
+            "stages": stages,
+            "notes": overflow_note(episode),
+        }
     stages += score_stages(tokens)
     stages += estimator_stages(episode, tokens, credit)
     stages += loss_stages(tokens, credit)
-    notes = [credit.failure] if credit.failure else []
+    notes = overflow_note(episode)
+    if credit.failure:
+        notes.append(credit.failure)
     check = check_against_record(tokens, credit)
     if check is not None and not check["agrees"]:
         notes.append(
@@ -106,6 +117,14 @@ def credit_path(
         "members": group_table(episode, credit),
         "turns": turn_table(tokens.columns, tokens.sampled, credit, episode),
     }
+
+
+def overflow_note(episode: RecordedEpisode) -> list[str]:
+    """Says where an episode that overflowed has another reward than it was paid."""
+    added = episode.number("reward") - episode.number("paid")
+    if episode.text("ending") != "overflow" or not abs(added) > SMALLEST_DIFFERENCE:
+        return []
+    return [f"It overflowed, and agent.overflow_reward added {added:.4g} to what it was paid."]
 
 
 def formula(credit: StepCredit) -> str:
@@ -191,7 +210,24 @@ def group_stages(place: int, credit: StepCredit) -> list[Stage]:
     if credit.estimator in DIVIDE_BY_STD and credit.algorithm.norm_adv_by_std_in_grpo:
         spread = float(groups.score_std()[place])
         stages.append(("spread", spread, "unbiased standard deviation of the group's scores"))
-    return stages
+    return stages + gigpo_stages(place, credit)
+
+
+def gigpo_stages(place: int, credit: StepCredit) -> list[Stage]:
+    """Returns the two parts of gigpo's advantage: of the episode, and on average of its turns."""
+    groups = credit.groups
+    if credit.estimator != "gigpo" or groups is None or not bool(groups.valid[place]):
+        return []
+    own = float(groups.deviations[place])
+    if credit.algorithm.norm_adv_by_std_in_grpo:
+        own /= float(groups.score_std()[place]) + GRPO_EPSILON
+    if bool(groups.alone()[place]):
+        own = float(groups.scores[place])
+    of_turns = credit.mean_advantage(place) - own
+    return [
+        ("episode's part", own, "its score compared with the group's"),
+        ("turns' part", of_turns, "mean over tokens: turns compared with those of the same state"),
+    ]
 
 
 def loss_stages(tokens: EpisodeTokens, credit: StepCredit) -> list[Stage]:

@@ -31,6 +31,7 @@ NUMBERS = (
     "gradient",
     "seconds",
     "attempts",
+    "rows",
 )
 FLAGS = ("no_spread", "empty", "stale", "masked", "failed", "cut")
 FAILURES = ("env_crash", "env_timeout", "engine_error", "error")
@@ -95,6 +96,7 @@ def list_numbers(
         "reward": episode.number("reward"),
         "tokens": float(sampled_tokens),
         "turns": float(len(episode.turns)),
+        "rows": float(len(rows)),
         "seconds": episode.number("seconds"),
         "attempts": episode.number("attempts", default=episode.number("attempt", 0.0) + 1),
         "gradient": gradient,
@@ -158,12 +160,14 @@ def flags(episode: RecordedEpisode, rows: list[RowTokens], step: int) -> dict[st
         if "weight_versions" in row.columns:
             versions = row.columns["weight_versions"][row.columns["sampled"] > 0]
             stale = stale or bool((versions < step - 1).any())
+    # Of one that was played again the error is of an attempt before.
+    has_error = bool(episode.text("error")) and not episode.entries.get("failed_attempts")
     return {
         "no_spread": False,
         "empty": not policy_text(episode).strip(),
         "stale": stale,
         "masked": bool(episode.entries.get("masked")),
-        "failed": episode.text("ending") in FAILURES or bool(episode.text("error")),
+        "failed": episode.text("ending") in FAILURES or has_error,
         "cut": any(turn.get("finish_reason") == "length" for turn in episode.turns),
     }
 

@@ -188,13 +188,25 @@ class Chart {
     if (this.isLogarithmic) {
       return { distr: 3 };
     }
-    return this.options.isStacked ? { range: (plot, low, high) => [0, high || 1] } : {};
+    return { range: this.options.isStacked ? rangeOfStack : rangeOfValues };
   }
 }
 
 // One step alone is given room on both sides.
 function rangeOfSteps(plot, low, high) {
   return low === high ? [low - 1, high + 1] : [low, high];
+}
+
+function rangeOfStack(plot, low, high) {
+  return [0, high || 1];
+}
+
+// What is 0 throughout is given a small axis, as it is mostly a count or a share.
+function rangeOfValues(plot, low, high) {
+  if (low === null || (low === 0 && high === 0)) {
+    return [0, 1];
+  }
+  return uPlot.rangeNum(low, high, 0.1, true);
 }
 
 // Fills what lies between each line of a stack and the one below it.

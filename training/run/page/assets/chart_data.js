@@ -1,4 +1,4 @@
-// Makes the lines of a chart: {label, color, dash, steps, last, values, low, high, note}.
+// Makes the lines of a chart: {label, color, dash, steps, last, values, low, high, note, view}.
 
 // Lines that are not stacked: of each group those metrics of the chart that it has.
 function plainLines(chart) {
@@ -22,6 +22,7 @@ function plainLines(chart) {
         low,
         high,
         note: noteOf(group, line, curve),
+        view: line.view,
       });
     });
   });
@@ -96,7 +97,8 @@ function stackedLines(chart, group) {
       below[place] += value;
       return below[place];
     });
-    return { label: part.label, color: part.color, steps: first, last, values: top, own };
+    const { label, color, view } = part;
+    return { label, color, view, steps: first, last, values: top, own };
   });
 }
 
@@ -111,6 +113,7 @@ function partsOf(chart, group) {
   const parts = present.map(({ line, curve }) => ({
     label: line.label,
     beside: line.beside || false,
+    view: line.view,
     first: longest.first,
     last: longest.last,
     values: valuesAt(longest.first, curve),

@@ -60,13 +60,13 @@ class Hover {
     const rows = this.chart.options.isStacked ? [...shown].reverse() : shown;
     this.box.replaceChildren(
       element("b", {}, [title]),
-      ...rows.map(({ line, at }) => this.rowOf(line, at)),
+      ...rows.map(({ line, at }) => this.rowOf(line, at, step)),
       ...this.hintOf(step),
     );
     this.move(step);
   }
 
-  rowOf(line, at) {
+  rowOf(line, at, step) {
     const swatch = element("i");
     swatch.style.background = line.color;
     const value = line.own ? line.own[at] : line.values[at];
@@ -79,20 +79,31 @@ class Hover {
     if (note) {
       parts.push(element("small", {}, [note]));
     }
-    return element("div", {}, [swatch, element("span", {}, [line.label]), ...parts]);
+    return element("div", {}, [swatch, this.labelOf(line, step), ...parts]);
+  }
+
+  // A line's name, which leads to the episodes behind it once the values are kept.
+  labelOf(line, step) {
+    const { viewer } = this.chart.options;
+    if (!this.isKept || !line.view || !viewer) {
+      return element("span", {}, [line.label]);
+    }
+    return element("a", { href: `${viewer.href}#list?step=${step}&${line.view}` }, [line.label]);
   }
 
   // Where the episodes of a step can be seen.
   hintOf(step) {
     const { view, viewer } = this.chart.options;
-    if (!view || !viewer || !viewer.isThere) {
+    if (!view || !viewer) {
       return [];
     }
     if (!this.isKept) {
-      return [element("small", { class: "hint" }, ["click: a link to its episodes"])];
+      return [element("small", { class: "hint" }, ["click: links to its episodes"])];
     }
     const href = `${viewer.href}#list?step=${step}&${view}`;
-    return [element("a", { href }, [`episodes of step ${step}`])];
+    const link = element("a", { href }, [`episodes of step ${step}`]);
+    const once = "once the viewer is made, by the command above";
+    return viewer.isThere ? [link] : [link, element("small", {}, [` ${once}`])];
   }
 
   move(step) {

@@ -74,6 +74,8 @@ class MetricSearch {
     return new Chart(metric.name, metric.unit, () => plainLines(described), {
       meaning: metric.meaning,
       marks: this.marks,
+      viewer: viewerOfCharts(),
+      view: "kind=train&sort=-reward",
       onClose: () => {
         this.toggle(metric.name);
         this.list();

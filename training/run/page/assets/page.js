@@ -27,7 +27,7 @@ function marksOf(runs) {
 }
 
 function makeCharts(marks) {
-  const viewer = CONTENT.runs.length === 1 ? CONTENT.runs[0].viewer : null;
+  const viewer = viewerOfCharts();
   for (const described of CONTENT.charts) {
     const options = { marks, viewer, view: described.view, leftOut: described.leftOut };
     if (described.kind === "lines") {
@@ -63,7 +63,8 @@ function chartsLegend(marks) {
     swatch.style.borderColor = color(`mark-${kind}`);
     return element("span", { class: "markname" }, [swatch, MARK_NAMES[kind]]);
   });
-  const use = " Drag to zoom, double click for the whole, click to keep the values. ";
+  const use = " Drag to zoom, double click for the whole; a click keeps the values, with links to " +
+    "the episodes behind them. ";
   return element("p", { class: "aside" }, [bands, use, ...swatches]);
 }
 
@@ -134,6 +135,9 @@ function sectionsOf(search, marks) {
     const title = isOne ? "Alarms" : `Alarms of ${one.name}`;
     sections.push([isOne ? "alarms" : "", title, alarmTable(one)]);
   });
+  if (viewerOfCharts()) {
+    sections.push(["episodes", "Episodes worth a look", episodeLinks(run)]);
+  }
   sections.push(["charts", "Curves", makeCharts(marks)]);
   if (isOne) {
     sections.push(...sectionsOfOne(run));
@@ -144,9 +148,6 @@ function sectionsOf(search, marks) {
 
 function sectionsOfOne(run) {
   const sections = [];
-  if (run.viewer.hasEpisodes || run.viewer.isThere) {
-    sections.push(["episodes", "Episodes", episodeLinks(run)]);
-  }
   const line = timeLine(run);
   if (line) {
     sections.push(["timeline", "What happened", line]);

@@ -41,6 +41,12 @@ function viewerLink(run, view, words) {
   return view ? element("a", { href: `${run.viewer.href}#${view}` }, [words]) : "";
 }
 
+// The viewer that points of curves lead into: that of one run which has recorded episodes.
+function viewerOfCharts() {
+  const [{ viewer }, ...others] = CONTENT.runs;
+  return !others.length && (viewer.isThere || viewer.hasEpisodes) ? viewer : null;
+}
+
 // What makes the viewer, where it is not there.
 function viewerHint(run) {
   if (run.viewer.isThere) {
@@ -50,21 +56,13 @@ function viewerHint(run) {
   return [element("p", { class: "aside" }, [words, code(run.viewer.command)])];
 }
 
-// Ways into the episodes of the last step.
+// Ways into the episodes, each with how much there is to see.
 function episodeLinks(run) {
-  const step = run.lastStep;
-  const ways = [
-    ["all of the last step", `list?kind=train&step=${step}`],
-    ["the best paid", `list?kind=train&step=${step}&sort=-reward`],
-    ["answers without a word, by reward", "list?kind=train&empty=1&sort=-reward"],
-    ["groups whose rewards are equal", "list?kind=train&spread=0&sort=-step"],
-    ["with a turn that was cut", "list?kind=train&cut=1"],
-    ["engine and trainer differ most", "list?sort=-mismatch"],
-    ["sampled by older weights", "list?stale=1"],
-    ["crashed and played again", "list?refilled=1"],
-  ];
-  const links = ways.map(([words, view]) =>
-    element("li", {}, [element("a", { href: `${run.viewer.href}#${view}` }, [words])]),
+  const links = run.looks.map(({ words, note, view }) =>
+    element("li", {}, [
+      element("a", { href: `${run.viewer.href}#${view}` }, [words]),
+      note ? element("small", {}, [` ${note}`]) : "",
+    ]),
   );
   return element("div", {}, [...viewerHint(run), element("ul", { class: "ways" }, links)]);
 }

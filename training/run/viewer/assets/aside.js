@@ -50,7 +50,36 @@
     const text = `row ${number}: ${what}, ${row.columns.prompt_ids.length} + `
       + `${row.columns.response_ids.length} tokens, ${sampled} sampled${begins}`;
     return viewer.el("button", { type: "button", class: "node", "aria-pressed": String(isChosen),
-      onclick: () => choose(number) }, text);
+      onclick: () => choose(number) }, text, rewriting(episode, row));
+  }
+
+  // Tokens of both sides that a rewriting is told by.
+  const TOLD = 6;
+
+  // What a row says where the row above it says something else: its history was rewritten.
+  function rewriting(episode, row) {
+    const above = row.parent && episode.rows[row.parent.row];
+    if (!above) return null;
+    const start = row.parent.tokens;
+    const had = textFrom(episode, above, start);
+    if (had === "") return null;
+    return viewer.el("span", { class: "rewriting" },
+      `Its history was rewritten: behind these tokens row ${row.parent.row} has `,
+      viewer.el("q", {}, viewer.visible(had)), ", this one ",
+      viewer.el("q", {}, viewer.visible(textFrom(episode, row, start))),
+      ", as where a chat template drops what was said.");
+  }
+
+  // The text of some tokens of a row, prompt and response in one.
+  function textFrom(episode, row, start) {
+    const prompt = row.columns.prompt_ids.length;
+    const end = Math.min(start + TOLD, prompt + row.columns.response_ids.length);
+    let text = "";
+    for (let k = start; k < end; k += 1) {
+      const inPrompt = k < prompt;
+      text += viewer.tokenText(episode, row, inPrompt ? k : k - prompt, inPrompt);
+    }
+    return text;
   }
 
   // The command that plays the episode again up to a turn.

@@ -50,6 +50,11 @@
       const way = value > 0 ? "made likelier" : value < 0 ? "made less likely" : "not moved";
       parts.push(`; the last pass weighed it with ${viewer.short(value)}: ${way}`);
     }
+    const ratio = viewer.measures.find((one) => one.name === "ratio").value(columns, i);
+    if (columns.sampled[i] && !Number.isNaN(ratio)) {
+      parts.push(`. In that pass it was ${viewer.short(Math.exp(ratio))} times as likely as when the `
+        + "step began");
+    }
     return viewer.el("p", { class: "sentence" }, `${parts.join("")}.`);
   }
 

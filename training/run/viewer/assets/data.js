@@ -13,6 +13,7 @@
   };
   const waiting = new Map();
   const kept = new Map();
+  const coming = new Map();
 
   const policy = window.trustedTypes
     ? trustedTypes.createPolicy("viewer-data", { createScriptURL: checked })
@@ -75,22 +76,26 @@
     return arrays;
   }
 
-  // Loads a data file once; later calls get what is still in memory.
+  // Loads a data file; one that is on its way or still in memory is not asked for again.
   viewer.load = function (name, { keep = true } = {}) {
-    if (kept.has(name)) {
-      const found = kept.get(name);
-      kept.delete(name);
-      kept.set(name, found);
-      return found;
+    let found = kept.get(name) || coming.get(name);
+    if (!found) {
+      found = request(name).then(unpack);
+      coming.set(name, found);
+      const arrived = () => coming.delete(name);
+      found.then(arrived, arrived);
     }
-    const promise = request(name).then(unpack);
-    if (keep) {
-      kept.set(name, promise);
-      promise.catch(() => kept.delete(name));
-      if (kept.size > MOST_KEPT) kept.delete(kept.keys().next().value);
-    }
-    return promise;
+    if (keep) remember(name, found);
+    return found;
   };
+
+  // The files that were asked for last stay in memory; one that could not be read does not.
+  function remember(name, found) {
+    kept.delete(name);
+    kept.set(name, found);
+    found.catch(() => kept.delete(name));
+    if (kept.size > MOST_KEPT) kept.delete(kept.keys().next().value);
+  }
 
   viewer.numbered = (kind, number) => `${kind}/${Math.floor(number / 1000)}/${number}`;
 }

@@ -45,7 +45,7 @@
     const tree = viewer.el("div", {});
     shown.parts = { talk, legend, card, tree };
     const side = viewer.el("aside", { class: "side", "aria-label": "About the episode" },
-      card, viewer.pathView(episode), tree, viewer.playAgain(episode), viewer.factsView(episode));
+      card, tree, viewer.pathView(episode), viewer.playAgain(episode), viewer.factsView(episode));
     viewer.replace(main,
       viewer.el("article", { class: "episode" }, head(episode),
         viewer.el("div", { class: "episode-columns" },
@@ -71,6 +71,7 @@
       ["turns", table.turns[i]], ["tokens", table.tokens[i]],
     ];
     if (table.attempts[i] > 1) facts.push(["played", `${table.attempts[i]} times`]);
+    if (table.rows[i] > 1) facts.push(["rows", table.rows[i]]);
     if (table.no_spread[i]) facts.push(["group", "without spread"]);
     if (table.stale[i]) facts.push(["weights", "older than the step's"]);
     if (table.empty[i]) facts.push(["answers", "empty"]);
@@ -129,6 +130,7 @@
     shown.mode = mode;
     shown.modeSelect.value = mode;
     drawTalk();
+    drawTree();
     remember();
   }
 
@@ -147,6 +149,10 @@
   function drawLegend() {
     viewer.replace(shown.parts.legend, shown.measure
       ? viewer.legend(shown.measure, shown.scale, (value) => nextOf(value, 1)) : null);
+    drawTree();
+  }
+
+  function drawTree() {
     viewer.replace(shown.parts.tree, viewer.treeView(shown.episode,
       shown.mode === "talk" ? -1 : Number(shown.mode.slice(4)), (row) => setMode(`row ${row}`)));
   }
@@ -158,11 +164,13 @@
 
   function conversation() {
     const { episode } = shown;
+    // The error of an attempt that was played again stands with that attempt.
+    const isOfAttempt = episode.failed_attempts.some(({ error }) => error === episode.error);
     return [
       episode.failed_attempts.map(failedAttempt),
       episode.messages.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
       episode.turns.map(turnView),
-      episode.error ? bubble("error", viewer.block(episode.error), "error") : null,
+      episode.error && !isOfAttempt ? bubble("error", viewer.block(episode.error), "error") : null,
       episode.turns.length ? null : viewer.el("p", { class: "hint" }, "The policy said nothing."),
     ];
   }
@@ -191,8 +199,15 @@
   function calls(list) {
     if (!Array.isArray(list)) return null;
     return list.map((call) => viewer.el("div", { class: "call" },
-      viewer.el("span", { class: "tag" }, "tool"), " ",
+      viewer.el("span", { class: "tag" }, "tool"), " ", outcome(call),
       viewer.visible(typeof call === "string" ? call : JSON.stringify(call))));
+  }
+
+  // Says that a call failed, and how.
+  function outcome(call) {
+    if (!call || call.ok !== false) return null;
+    const kind = viewer.plainText(String(call.error_kind || "an error"));
+    return [viewer.el("span", { class: "tag m-failed" }, `failed: ${kind}`), " "];
   }
 
   function bubble(label, contents, kind) {

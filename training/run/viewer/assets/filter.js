@@ -20,6 +20,7 @@
     reward: ["reward", range("reward"), parseRange],
     tokens: ["tokens", range("tokens"), parseRange],
     turns: ["turns", range("turns"), parseRange],
+    rows: ["rows", range("rows"), parseRange],
     refilled: ["played again", (i) => table().attempts[i] > 1],
     spread: ["group without spread", (i) => table().no_spread[i] === 1],
     empty: ["empty answers", (i) => table().empty[i] === 1],
@@ -43,7 +44,7 @@
   // Numbers that a list is sorted by; the largest distance from 1 is called ratio.
   viewer.sortKeys = [
     "step", "reward", "tokens", "turns", "mismatch", "ratio", "entropy", "kl", "advantage",
-    "gradient", "seconds", "attempts",
+    "gradient", "seconds", "attempts", "rows",
   ];
 
   // Prepares the tests of an address's values: [key, row -> truth].

@@ -23,8 +23,10 @@
   const SORTS = {
     step: "step", reward: "reward", advantage: "advantage", tokens: "tokens", turns: "turns",
     mismatch: "mismatch", ratio: "ratio", entropy: "entropy", kl: "KL", gradient: "gradient",
-    seconds: "seconds", attempts: "times played",
+    seconds: "seconds", attempts: "times played", rows: "rows",
   };
+  // Orders that are colours of tokens, too.
+  const COLORED = ["mismatch", "ratio", "entropy", "kl", "advantage"];
   const MARKS = [
     ["failed", "failed"], ["no_spread", "no spread"], ["empty", "empty"], ["stale", "stale"],
     ["cut", "cut"], ["masked", "masked"],
@@ -199,10 +201,19 @@
     cells.splice(2, 0,
       viewer.el("div", { class: "cell c-ending", role: "cell", title: ending }, ending),
       viewer.el("div", { class: "cell c-text", role: "cell" }, marksOf(i), textCell(listed, i)));
-    const row = viewer.el("a", { class: "list-row", role: "row", href: viewer.episodeAddress(i),
+    const href = viewer.episodeAddress(i, { color: colorOf(listed.values) });
+    const row = viewer.el("a", { class: "list-row", role: "row", href,
       "data-place": place, "aria-rowindex": place + 2 }, cells);
     row.style.top = `${place * ROW_HEIGHT}px`;
     return row;
+  }
+
+  // What an episode's tokens are coloured by when it is opened: what the list asks for.
+  function colorOf(values) {
+    if (values.fate || values.spread || values.cut || values.masked) return "fate";
+    if (values.stale) return "version";
+    const key = (values.sort || "").replace(/^-/, "");
+    return COLORED.includes(key) ? key : "";
   }
 
   function textCell(listed, i) {
@@ -218,6 +229,10 @@
   function marksOf(i) {
     const marks = MARKS.filter(([name]) => viewer.table[name][i]).map(([name, label]) =>
       viewer.el("span", { class: `tag m-${name}` }, label));
+    if (viewer.table.rows[i] > 1) {
+      const rows = viewer.plural(viewer.table.rows[i], "row");
+      marks.push(viewer.el("span", { class: "tag" }, rows));
+    }
     if (viewer.table.attempts[i] > 1) marks.push(viewer.el("span", { class: "tag" }, "refilled"));
     return marks;
   }

@@ -4,7 +4,7 @@
 {
   const NUMBERS = [
     "reward", "tokens", "turns", "mismatch", "ratio", "entropy", "kl", "advantage", "gradient",
-    "seconds", "attempts",
+    "seconds", "attempts", "rows",
   ];
   const INTEGERS = ["step", "run", "page", "in_page", "text_page", "fates", "val"];
   const FLAGS = ["no_spread", "empty", "stale", "masked", "failed", "cut"];

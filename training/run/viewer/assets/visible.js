@@ -3,6 +3,11 @@
 "use strict";
 
 {
+  // Of the characters 0 to 31.
+  const CONTROLS = (
+    "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB "
+    + "CAN EM SUB ESC FS GS RS US"
+  ).split(" ");
   const NAMES = {
     0x061c: "ALM", 0x200b: "ZWSP", 0x200c: "ZWNJ", 0x200d: "ZWJ", 0x200e: "LRM", 0x200f: "RLM",
     0x2028: "LS", 0x2029: "PS", 0x202a: "LRE", 0x202b: "RLE", 0x202c: "PDF", 0x202d: "LRO",
@@ -22,14 +27,13 @@
   function nameOf(character) {
     const code = character.codePointAt(0);
     if (NAMES[code]) return NAMES[code];
-    if (code < 0x20) return String.fromCodePoint(0x2400 + code);
+    if (code < CONTROLS.length) return CONTROLS[code];
     return `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
   }
 
   function markText(found) {
     if (found.length > 2 && /^\p{M}/u.test(found)) return `⟨${[...found].length} marks⟩`;
-    const name = nameOf(found);
-    return name.length === 1 ? name : `⟨${name}⟩`;
+    return `⟨${nameOf(found)}⟩`;
   }
 
   // The text with marks in it, as a string: for attributes and short labels.
