@@ -42,6 +42,7 @@ from custom.env_calls import (
 )
 from custom.env_factory import make_environment
 from custom.envs.dataset_row import DatasetRowEnvironment
+from custom.models import ModelError, ModelSettings, install_models
 from custom.tools import ActionParser, MultiTurnManager, Tool, ToolRegistry, get_parser, load_tools
 from data.loading import load_extern_object
 
@@ -241,6 +242,7 @@ class AgentSpec:
             reward_fn.
         reward_fn: one that does not come from a file.
         max_turn, max_turn_tokens: limits of its own, in place of the config's.
+        models: what `custom.models.models` has wherever the agent lives; empty: as it is there.
     """
 
     environment: Any
@@ -260,6 +262,7 @@ class AgentSpec:
     agent_cls: Callable[..., Any] | None = None
     max_turn: int | None = None
     max_turn_tokens: int | None = None
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
 
     @property
     def source(self) -> Any:
@@ -273,6 +276,8 @@ class AgentSpec:
 
     def build(self) -> Agent:
         """Makes a new agent with an environment of its own."""
+        if self.models:
+            install_models(self.models)
         environment = self._make_environment()
         reward_fn = self._load_reward_fn()
         arguments = self._agent_arguments()
@@ -342,7 +347,8 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
     """Returns the checked reward of a trajectory.
 
     The function gets the environment too where it has a second argument without a default, or one
-    that is named so. What it raises, or returns that is no reward, is a BadRewardFunction.
+    that is named so. What it raises, or returns that is no reward, is a BadRewardFunction; but a
+    model that did not answer it (ModelError) is a failure of the episode.
     """
     where = located(reward_fn, "reward_fn")
     arguments = [trajectory]
@@ -350,7 +356,7 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
         arguments.append(environment)
     try:
         return check_reward(reward_fn(*arguments), where)
-    except (Abandoned, KeyboardInterrupt):
+    except (Abandoned, KeyboardInterrupt, ModelError):
         raise
     except BadEnvironment as error:
         raise BadRewardFunction(str(error)) from None

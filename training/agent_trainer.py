@@ -24,6 +24,7 @@ from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
+from training.config.model_settings import model_settings
 from training.environment_trial import try_agents
 from training.episode_batches import add_row_columns, as_tasks, environment_rewards
 from training.ray_trainer import Collate, RayPPOTrainer
@@ -32,6 +33,7 @@ from training.run.checkpoint_contents import DriverState
 from training.run.data_position import Rows
 from training.run.episode_files import write_episodes
 from training.run.metrics.episode_metrics import episode_metrics
+from training.run.metrics.model_metrics import add_usage_of_episodes
 from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
 from workers.environments.pool import environment_name, environment_source
@@ -77,6 +79,7 @@ class AgentTrainer(RayPPOTrainer):
         config = read_config(config, own_data=True, own_agents=brings_agents)
         config = anchored(config).with_correction
         self.specs = agent_specs(config, agent_cls) if specs is None else list(specs)
+        self.specs = [replace(spec, models=model_settings(config)) for spec in self.specs]
         if not self.specs:
             raise ValueError(
                 "AgentTrainer has nothing to act in: set agent.environment, or give agent_cls or "
@@ -189,6 +192,7 @@ class AgentTrainer(RayPPOTrainer):
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
         episodes = self.multi_turn_rollout.take_facts(step=self.global_steps)
         self.failures.check(episodes)
+        add_usage_of_episodes(episodes)
         names = self.suite.names
         metrics = super()._step_metrics(batch, timer) | episode_metrics(episodes, names)
         if len(names) > 1:
@@ -206,16 +210,17 @@ class AgentTrainer(RayPPOTrainer):
                 rewards[name].append(episode["reward"])
         return dict(rewards)
 
-    def validate(self) -> dict[str, float]:
-        """Plays the validation episodes; returns their rewards, and how the episodes ended."""
-        metrics = super().validate()
+    def _validation_episode_metrics(self) -> dict[str, float]:
         if self.multi_turn_rollout is None:
-            return metrics
+            return {}
         episodes = self.multi_turn_rollout.take_facts(validate=True)
-        if episodes:
-            for name, value in episode_metrics(episodes, self.suite.names).items():
-                if name.startswith(VALIDATION_METRICS):
-                    metrics[f"val-aux/{name}"] = value
+        if not episodes:
+            return {}
+        add_usage_of_episodes(episodes)
+        metrics = {}
+        for name, value in episode_metrics(episodes, self.suite.names).items():
+            if name.startswith(VALIDATION_METRICS):
+                metrics[f"val-aux/{name}"] = value
         return metrics
 
     # Checkpoints

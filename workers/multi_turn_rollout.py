@@ -27,6 +27,7 @@ from data.seeds import step_info
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.config.model_settings import model_settings
 from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.reward import CustomRewardFunctionConfig
 from workers.environments.pool import EnvironmentPool, environment_name
@@ -253,6 +254,7 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
             reward_kwargs=reward.reward_kwargs,
             max_turn=environment.max_turn,
             max_turn_tokens=environment.max_turn_tokens,
+            models=model_settings(config),
         )
         specs.append(spec)
     return specs

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import model_validator
 
 from training.config.schema.common import CustomClassConfig
+from training.config.schema.side_models import SideModel, side_model_problems
 from training.config.section import (
     Fraction,
     InputPath,
@@ -123,12 +124,15 @@ class AgentConfig(Section):
     trial_episodes: NonNegativeInt = 4
     #: let a group's members begin differently; otherwise that stops the run
     allow_different_tasks: bool = False
+    #: models beside the policy by name, each a mapping: base_url, model, … (docs/models.md)
+    models: dict[str, SideModel] = field(default_factory=dict)
     tools_unsafe: bool = False  #: let the python tool run where the kernel gives it no walls
     #: write every episode, for replay, to STEP.jsonl in this folder
     episodes_dir: OutputPath | None = None
 
     def problems(self, config: "PPOConfig") -> Iterator[str]:
         """Yields what agents lack; what is wrong with an environment is in resources/agents.py."""
+        yield from side_model_problems(self.models)
         if self.observation_loss_coef and not config.environments:
             yield (
                 f"agent.observation_loss_coef={self.observation_loss_coef} learns what "
@@ -144,7 +148,12 @@ class AgentConfig(Section):
             )
 
     def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields that an environment which hangs is never ended."""
+        """Yields that an environment which hangs is never ended, or reaches no model."""
+        if self.models and config.environments and not config.environment_home.network:
+            yield (
+                "agent.models: the environments' processes have no network, so that they reach "
+                "no model; agent.environment.network=true gives it to them"
+            )
         is_thread = config.environment_home.isolation == "thread"
         has_deadline = self.step_timeout_s is not None or self.episode_timeout_s is not None
         if config.environments and is_thread and not has_deadline:
