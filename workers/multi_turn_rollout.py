@@ -21,6 +21,7 @@ from custom.agent import AgentSpec
 from custom.confine import Limits
 from custom.env import Task
 from custom.env_suite import EnvironmentSuite
+from custom.tools.mcp_session import McpServer
 from data.array_ops import object_array
 from data.protocol import DataProto
 from data.seeds import step_info
@@ -245,6 +246,9 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
             agent_name=agent.cls.name or "Agent",
             agent_cls=agent_cls,
             tools=agent.tools,
+            mcp_servers=tuple(
+                McpServer(name=name, **vars(server)) for name, server in agent.mcp_servers.items()
+            ),
             parser=agent.parser,
             include_state=agent.include_state,
             prompt_template=environment.prompt_template,

@@ -130,7 +130,7 @@ class Model:
         """Returns the kept answer to a request, or the server's."""
         if cache is None:
             cache = body["temperature"] == 0
-        keeps = cache and self.settings.cache != "off"
+        keeps = cache and self.settings.cache != "never"
         key = content_key(self.settings.base_url, body) if keeps else ""
         if keeps:
             kept = self._answers.get(key)

@@ -30,7 +30,7 @@ class ModelSettings:
     timeout_s: float = 60.0
     max_retries: int = 4
     max_concurrency: int = 16
-    cache: Literal["off", "memory", "disk"] = "memory"
+    cache: Literal["never", "memory", "disk"] = "memory"
     price_in: float = 0.0
     price_out: float = 0.0
     body: Mapping[str, Any] = field(default_factory=dict)

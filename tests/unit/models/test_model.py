@@ -356,7 +356,7 @@ def test_a_caller_that_gives_up_hangs_up() -> None:
 
 def test_a_fork_asks_with_connections_of_its_own() -> None:
     with model_server(say("yes")) as server:
-        model = model_at(server.url, cache="off")
+        model = model_at(server.url, cache="never")
         model.ask("parent")
         pid = os.fork()
         if pid == 0:

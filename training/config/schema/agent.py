@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import model_validator
 
 from training.config.schema.common import CustomClassConfig
+from training.config.schema.mcp_servers import McpServerChoice, mcp_server_problems
 from training.config.schema.side_models import SideModel, side_model_problems
 from training.config.section import (
     Fraction,
@@ -102,6 +103,8 @@ class AgentConfig(Section):
     max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
     #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
     tools: tuple[ToolName, ...] = ()
+    #: MCP servers by name, whose tools stand beside these: command, args, … or url (docs/mcp.md)
+    mcp_servers: dict[str, McpServerChoice] = field(default_factory=dict)
     #: how tool calls are written in the model's text
     parser: Literal["json", "react", "function"] = "function"
     #: seconds for one call of the environment; null = no deadline
@@ -133,6 +136,7 @@ class AgentConfig(Section):
     def problems(self, config: "PPOConfig") -> Iterator[str]:
         """Yields what agents lack; what is wrong with an environment is in resources/agents.py."""
         yield from side_model_problems(self.models)
+        yield from mcp_server_problems(self.mcp_servers)
         if self.observation_loss_coef and not config.environments:
             yield (
                 f"agent.observation_loss_coef={self.observation_loss_coef} learns what "

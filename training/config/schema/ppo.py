@@ -127,7 +127,8 @@ class PPOConfig(Section):
         names_environment = (
             self.env_template or self.agent.environment.is_set or self.agent.cls.path
         )
-        return not names_environment and bool(self.agent.tools and self.data.train_files)
+        has_tools = self.agent.tools or self.agent.mcp_servers
+        return not names_environment and bool(has_tools and self.data.train_files)
 
     @property
     def environment_home(self) -> EnvironmentHome:

@@ -31,8 +31,8 @@ class SideModel(Section):
     max_retries: NonNegativeInt = 4  #: after no connection, 408, 425, 429 or 5xx
     #: requests at once, over all processes of a machine
     max_concurrency: PositiveInt = 16
-    #: where answers at temperature 0 are kept: nowhere, in each process, in the run's folder too
-    cache: Literal["off", "memory", "disk"] = "memory"
+    #: where answers at temperature 0 are kept: never, in each process, in the run's folder too
+    cache: Literal["never", "memory", "disk"] = "memory"
     price_in: NonNegativeFloat = 0.0  #: of a million tokens of questions, for agent/models/…/cost
     price_out: NonNegativeFloat = 0.0  #: of a million tokens of answers
     body: dict[str, Any] = field(default_factory=dict)  #: further fields of every request

@@ -1,6 +1,6 @@
 """Computes a step's metrics of the models beside the policy: what was asked, and what it cost."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from custom.models.usage import COUNTED, USAGE
@@ -30,7 +30,7 @@ def count_unscored(batch: DataProto, names: Iterable[str]) -> dict[str, float]:
     """Counts the rows of a batch that no model judged, where the config has models."""
     if not list(names):
         return {}
-    values: Sequence[Any] = batch.non_tensor_batch.get(REWARD_INFO + UNSCORED, [])
+    values: Any = batch.non_tensor_batch.get(REWARD_INFO + UNSCORED, [])
     return {"agent/models/unscored_rows": float(sum(value is True for value in values))}
 
 
