@@ -21,8 +21,9 @@ from custom.confine import PR_SET_PDEATHSIG, adopt_orphans, die_with_parent, kil
 
 # Of one line, in bytes.
 MAX_LINE = 8 * 2**20
-# Of all lines since the run's last one, in bytes.
+# Of all lines since the run's last one, in bytes, and how many they may be.
 MAX_UNASKED = 64 * 2**20
+MAX_UNASKED_LINES = 2_000
 # Of what the server writes to its standard error.
 MAX_STDERR = 64 * 2**10
 # Seconds for the server to end by itself once its standard input is closed.
@@ -35,6 +36,7 @@ class Guard:
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
         self.unasked = 0
+        self.unasked_lines = 0
         self.server = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -56,6 +58,7 @@ class Guard:
         with contextlib.suppress(OSError, ValueError):
             for line in sys.stdin.buffer:
                 self.unasked = 0
+                self.unasked_lines = 0
                 self.server.stdin.write(line)
                 self.server.stdin.flush()
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -72,10 +75,15 @@ class Guard:
                 code = self.server.wait()
                 self.end(1, f"ended (exit code {code})" if code else "")
             self.unasked += len(line)
+            self.unasked_lines += 1
             if len(line) == MAX_LINE and not line.endswith(b"\n"):
                 self.end(1, f"wrote a line of {MAX_LINE:,} bytes or more")
-            if self.unasked > MAX_UNASKED:
-                self.end(1, f"wrote {MAX_UNASKED:,} bytes that nobody asked for")
+            if self.unasked > MAX_UNASKED or self.unasked_lines > MAX_UNASKED_LINES:
+                self.end(
+                    1,
+                    f"wrote {self.unasked_lines:,} lines of {self.unasked:,} bytes that nobody "
+                    "asked for",
+                )
             # Many servers print what is no message.
             if line.startswith(b"{"):
                 try:

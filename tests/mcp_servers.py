@@ -1,8 +1,8 @@
 """MCP servers for tests: a good one, written with the official package, and bad ones by hand.
 
-    python mcp_servers.py counter             # over standard input and output
-    python mcp_servers.py counter PORT        # streamable HTTP
-    python mcp_servers.py FAULT               # a bad one
+python mcp_servers.py counter             # over standard input and output
+python mcp_servers.py counter PORT        # streamable HTTP
+python mcp_servers.py FAULT               # a bad one
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ FAULTS = (
 def make_counter() -> Any:
     """A server that remembers a number, and can fail in a few ways."""
     from mcp.server import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
 
     server = MCPServer("counter")
     counted = [0]
@@ -43,7 +44,7 @@ def make_counter() -> Any:
 
     @server.tool(description="Fails.")
     def fail(reason: str) -> str:
-        raise ValueError(reason)
+        raise ToolError(reason)
 
     @server.tool(description="Sleeps.")
     async def sleep(seconds: float) -> str:
@@ -114,7 +115,9 @@ def serve_badly(fault: str) -> None:
             out.write(b"starting...\n\x00\xff\xfe\n{not json\n[]\n{}\n")
         if "id" in message:
             result = answer(message, fault)
-            out.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode())
+            out.write(
+                json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+            )
             out.write(b"\n")
         out.flush()
 

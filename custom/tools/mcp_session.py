@@ -168,6 +168,8 @@ class McpSession:
             async with self._deadline(self.server.start_timeout_s, "start"):
                 self._session = await is_ready
         except BaseException:
+            # It waits for the server, and not for `leave`.
+            self._owner.cancel()
             await self._close()
             raise
 
@@ -210,8 +212,9 @@ async def _transport(server: McpServer) -> AsyncIterator[Any]:
     from mcp.client.stdio import StdioServerParameters, stdio_client
     from mcp.client.streamable_http import streamable_http_client
 
-    # What a server writes that is no message would be logged, a traceback each.
-    for name in ("mcp.client.stdio", "mcp.client.streamable_http"):
+    # What a server writes that is no message would be logged, a traceback each. The client's
+    # session has no name of its own.
+    for name in ("mcp.client.stdio", "mcp.client.streamable_http", "client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if server.command is not None:
         words = [server.name, server.command, *server.args]

@@ -35,8 +35,8 @@ DATASET_ROWS = "custom.envs.dataset_row:DatasetRowEnvironment"
 class EnvironmentChoice(Section):
     """What the agent acts in. Give `name`, or `path` and `cls`."""
 
-    #: gymnasium:ID, reasoning_gym:NAME, textarena:ID, textworld:NAME, verifiers:NAME or
-    #: PACKAGE.MODULE:CLASS
+    #: gymnasium:ID, reasoning_gym:NAME, textarena:ID, textworld:NAME, verifiers:NAME,
+    #: openenv:URL or PACKAGE.MODULE:CLASS
     name: str | None = None
     path: InputPath | None = None  #: Python file with a class of your own
     cls: str | None = None  #: name of the class in that file
