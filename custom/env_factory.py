@@ -66,8 +66,8 @@ def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> An
 
     Args:
         source: "gymnasium:ID", "reasoning_gym:NAME", "textarena:ID", "textworld:NAME",
-            "openenv:URL", "verifiers:NAME", "package.module:Class", "/path/file.py:Class", a class, or a function
-            that returns an environment.
+            "openenv:URL", "verifiers:NAME", "package.module:Class", "/path/file.py:Class", a class,
+            or a function that returns an environment.
         kwargs: arguments by name; for a class that is built from a config alone, the fields of its
             `config_cls`.
     Raises:

@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -200,7 +201,9 @@ class _Connection:
         Returns {"invalid": why} where the server refused an action.
         """
         try:
-            self.socket.send(json.dumps({"type": kind, "data": data}, default=str))
+            # Behind what the server said before it closed, the next line raises the same.
+            with suppress(ConnectionClosed):
+                self.socket.send(json.dumps({"type": kind, "data": data}, default=str))
             reply = self._receive(kind)
         except ConnectionClosed as error:
             self.is_closed = True
@@ -295,10 +298,10 @@ def _action_schema(url: str) -> dict[str, Any]:
     except httpx.HTTPError as error:
         raise ValueError(f"{url} cannot be reached: {type(error).__name__}: {error}") from None
     try:
-        schema = answer.json()["action"]
+        schema = answer.raise_for_status().json()["action"]
         jsonschema.Draft202012Validator.check_schema(schema)
         _ = schema["properties"]
-    except (ValueError, TypeError, KeyError, jsonschema.SchemaError):
+    except (httpx.HTTPError, ValueError, TypeError, KeyError, jsonschema.SchemaError):
         raise ValueError(
             f"{url}/schema answers {answer.status_code} and no schema of actions: it is no server "
             f"of {VERSIONS}, whose protocol is wanted"

@@ -73,7 +73,7 @@ def test_environments_ask_wherever_they_live_and_the_step_counts_it(
             tiny_game, tmp_path, *JUDGED, *asking(server.url, *prices),
             f"{AGENT}.isolation={isolation}",
         )  # fmt: skip
-        trainer, _ = fit(config)
+        fit(config)
         # One is the trial request.
         assert len(server.bodies) == 1 + 2 * 32
     for step in read_steps(tmp_path):
@@ -91,7 +91,7 @@ def test_a_model_that_is_down_for_a_while_costs_episodes_and_not_the_run(
     with model_server(fails(10, 20)) as server:
         cache = ("agent.models.judge.cache=never", "agent.max_failure_rate=1")
         config = game_config(tiny_game, tmp_path, *JUDGED, *asking(server.url, *cache))
-        trainer, batches = fit(config)
+        _, batches = fit(config)
     first, second = read_steps(tmp_path)
     assert counts_of(first)["failures"] == 10
     assert first["agent/retries"] == 10
@@ -235,7 +235,7 @@ def test_a_real_vllm_server_judges(tiny_game: Path, tmp_path: Path) -> None:
         )  # fmt: skip
         fit(config)
         unknown = ModelSettings(name="judge", base_url=f"{url}/v1", model="other")
-        with pytest.raises(ModelError, match="404.*other"):
+        with pytest.raises(ModelError, match=r"404.*other"):
             Model(unknown).ask("?")
     finally:
         kill_tree(server.pid)

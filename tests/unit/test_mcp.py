@@ -112,7 +112,7 @@ def test_an_episode_begins_with_a_fresh_server_and_a_slot_keeps_its_own(
 def test_agents_have_sessions_of_their_own_which_end_with_them() -> None:
     spec = AgentSpec(GuessNumber, mcp_servers=(server(session="slot"),), parser="json")
     agents = [spec.build(), spec.build()]
-    assert len({pid for pid in servers_alive()}) >= 2
+    assert len(set(servers_alive())) >= 2
     for agent in agents:
         agent.reset(1)
         observation = agent.step('{"name": "add", "arguments": {"amount": 4}}').observation
@@ -183,7 +183,8 @@ from custom.tools import ToolRegistry
 from custom.tools.mcp_session import McpServer
 from custom.tools.mcp_tools import add_mcp_tools
 registry = ToolRegistry()
-add_mcp_tools(registry, [McpServer(name="c", command=sys.executable, args=(sys.argv[1], "counter"))])
+server = McpServer(name="c", command=sys.executable, args=(sys.argv[1], "counter"))
+add_mcp_tools(registry, [server])
 print(registry.execute_tool("leave_behind")[1], flush=True)
 time.sleep(600)
 """
@@ -311,7 +312,7 @@ def test_an_http_server_that_is_not_there_or_is_none_is_one_sentence(
     for answer in (say("hello"), flood):
         with (
             model_server(answer) as other,
-            pytest.raises(ValueError, match="MCP server counter d(id|oes) not start"),
+            pytest.raises(ValueError, match=r"MCP server counter d(id|oes) not start"),
         ):
             registry_of(over_http(other.url, start_timeout_s=3.0))
 
