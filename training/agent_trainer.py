@@ -79,7 +79,10 @@ class AgentTrainer(RayPPOTrainer):
         config = read_config(config, own_data=True, own_agents=brings_agents)
         config = anchored(config).with_correction
         self.specs = agent_specs(config, agent_cls) if specs is None else list(specs)
-        self.specs = [replace(spec, models=model_settings(config)) for spec in self.specs]
+        self.specs = [
+            replace(spec, models=model_settings(config)) if isinstance(spec, AgentSpec) else spec
+            for spec in self.specs
+        ]
         if not self.specs:
             raise ValueError(
                 "AgentTrainer has nothing to act in: set agent.environment, or give agent_cls or "

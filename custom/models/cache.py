@@ -16,8 +16,9 @@ from typing import Any
 
 from data.warn_once import warn_once
 
-# Answers in memory; the longest unused make room.
+# Answers in memory; the longest unused make room. One of more characters is not kept.
 MAX_ANSWERS = 20_000
+MAX_KEPT_CHARS = 100_000
 
 
 def content_key(base_url: str, body: Mapping[str, Any]) -> str:
@@ -46,7 +47,9 @@ class AnswerCache:
         return answer
 
     def put(self, key: str, answer: str) -> None:
-        """Keeps an answer."""
+        """Keeps an answer, unless it is very long."""
+        if len(answer) > MAX_KEPT_CHARS:
+            return
         self._remember(key, answer)
         if self._folder is None:
             return

@@ -21,7 +21,7 @@ from custom.tools.parsers import get_parser
 from tests.conftest import PROJECT
 from tests.e2e.test_agents import AGENT, GAMES, GRPO, endings, facts_of, fit, game_config
 from tests.e2e.test_training import read_steps, tiny_config
-from tests.model_server import completion, model_server, reply, say
+from tests.model_server import completion, hang, model_server, reply, say
 from training.building import build_trainer
 from training.config.loader import ConfigError
 from training.run.abort_policy import EnvironmentsFail
@@ -153,6 +153,51 @@ def test_rows_without_a_score_get_0_where_failures_do(tiny_task: Path, tmp_path:
     assert any(unscored)
     assert not rows.batch["token_level_scores"][unscored].any()
     assert rows.batch["response_mask"].sum(1).all()
+
+
+def test_a_greedy_baseline_without_a_score_leaves_its_group_out(
+    tiny_task: Path, tmp_path: Path
+) -> None:
+    # The eight greedy answers are scored behind the eight others.
+    with model_server(fails(8, 10)) as server:
+        config = tiny_config(
+            tiny_task, tmp_path, "algorithm.adv_estimator=remax",
+            f"custom_reward_function.path={PARTS}", "data.val_files=null",
+            "trainer.total_training_steps=1", "actor_rollout_ref.actor.ppo_epochs=1",
+            *asking(server.url, "agent.models.judge.cache=never", "agent.models.judge.trial=false"),
+        )  # fmt: skip
+        _, (batch,) = fit(config)
+    lengths = batch.drop_dummies().batch["response_mask"].sum(1).tolist()
+    assert lengths.count(0) == 2
+
+
+def test_a_judge_that_hangs_is_a_timeout_of_the_environment(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    with model_server(hang) as server:
+        config = game_config(
+            tiny_game, tmp_path, *JUDGED,
+            *asking(server.url, "agent.models.judge.trial=false"), "agent.step_timeout_s=1",
+            "trainer.total_training_steps=1", "agent.max_failure_rate=1",
+        )  # fmt: skip
+        fit(config)
+    (step,) = read_steps(tmp_path)
+    assert endings(step) == {"env_timeout": 32}
+    assert step["agent/episode_seconds/max"] < 20
+
+
+def test_rows_without_a_score_are_counted_in_validation(tiny_task: Path, tmp_path: Path) -> None:
+    with model_server(fails(0, 4)) as server:
+        config = tiny_config(
+            tiny_task, tmp_path, f"custom_reward_function.path={PARTS}", "trainer.val_only=true",
+            *asking(server.url, "agent.models.judge.cache=never", "agent.models.judge.trial=false"),
+        )  # fmt: skip
+        trainer = build_trainer(config)
+        metrics = trainer.fit()
+        trainer.shutdown()
+    (unscored,) = (value for name, value in metrics.items() if name.endswith("unscored/mean@1"))
+    assert unscored == pytest.approx(4 / 16)
+    assert metrics["val-aux/agent/models/judge/failures"] == 4
 
 
 def test_a_judge_that_stays_down_ends_the_run_with_the_reason(

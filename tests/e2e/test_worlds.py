@@ -28,7 +28,7 @@ def mcp_config(game: Path, run_dir: Path, kind: str, *overrides: str) -> PPOConf
         game, run_dir, *GRPO, *FEW,
         f"agent.cls.path={CALLER}", "agent.cls.name=Caller", "agent.parser=json",
         "agent.max_turn=2", "agent.trial_episodes=0", "actor_rollout_ref.rollout.n=2",
-        "data.max_prompt_length=256", "data.max_response_length=256",
+        "data.max_prompt_length=96", "data.max_response_length=96",
         f"{server}.command={sys.executable}", f"{server}.args=[{SERVERS}, {kind}]",
         *overrides,
     )  # fmt: skip

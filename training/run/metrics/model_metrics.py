@@ -18,11 +18,10 @@ def take_model_metrics(names: Iterable[str]) -> dict[str, float]:
     taken = USAGE.take()
     metrics: dict[str, float] = {}
     for name in names:
-        counts = taken.get(name, {})
-        for counted in COUNTED:
-            metrics[f"agent/models/{name}/{counted}"] = counts.get(counted, 0.0)
-        calls = counts.get("calls", 0.0)
-        metrics[f"agent/models/{name}/seconds"] = counts.get("seconds", 0.0) / max(calls, 1.0)
+        counts = dict.fromkeys(COUNTED, 0.0) | taken.get(name, {})
+        counts["seconds"] /= max(counts["calls"], 1.0)
+        prefix = f"agent/models/{name}/"
+        metrics |= {prefix + counted: value for counted, value in counts.items()}
     return metrics
 
 
@@ -37,4 +36,5 @@ def count_unscored(batch: DataProto, names: Iterable[str]) -> dict[str, float]:
 def add_usage_of_episodes(episodes: Iterable[Mapping[str, Any]]) -> None:
     """Adds what episodes asked, wherever they were played, to what this process did."""
     for episode in episodes:
-        USAGE.add(episode["models"])
+        # Those in a checkpoint of an earlier version have none.
+        USAGE.add(episode.get("models", {}))
