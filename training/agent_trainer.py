@@ -33,7 +33,6 @@ from training.run.checkpoint_contents import DriverState
 from training.run.data_position import Rows
 from training.run.episode_files import write_episodes
 from training.run.metrics.episode_metrics import episode_metrics
-from training.run.metrics.model_metrics import add_usage_of_episodes
 from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
 from workers.environments.pool import environment_name, environment_source
@@ -195,7 +194,6 @@ class AgentTrainer(RayPPOTrainer):
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
         episodes = self.multi_turn_rollout.take_facts(step=self.global_steps)
         self.failures.check(episodes)
-        add_usage_of_episodes(episodes)
         names = self.suite.names
         metrics = super()._step_metrics(batch, timer) | episode_metrics(episodes, names)
         if len(names) > 1:
@@ -213,17 +211,16 @@ class AgentTrainer(RayPPOTrainer):
                 rewards[name].append(episode["reward"])
         return dict(rewards)
 
-    def _validation_episode_metrics(self) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
+        """Plays the validation episodes; returns their rewards, and how the episodes ended."""
+        metrics = super().validate()
         if self.multi_turn_rollout is None:
-            return {}
+            return metrics
         episodes = self.multi_turn_rollout.take_facts(validate=True)
-        if not episodes:
-            return {}
-        add_usage_of_episodes(episodes)
-        metrics = {}
-        for name, value in episode_metrics(episodes, self.suite.names).items():
-            if name.startswith(VALIDATION_METRICS):
-                metrics[f"val-aux/{name}"] = value
+        if episodes:
+            for name, value in episode_metrics(episodes, self.suite.names).items():
+                if name.startswith(VALIDATION_METRICS):
+                    metrics[f"val-aux/{name}"] = value
         return metrics
 
     # Checkpoints

@@ -10,6 +10,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from custom.models import install_models
+from custom.models.usage import USAGE
 from data.loading import load_extern_object
 from data.prompt_files import read_rows
 from data.rl_dataset import create_dataset
@@ -78,6 +79,8 @@ def build_trainer(
     trainer_class = AgentTrainer if acts else RayPPOTrainer
     trainer = trainer_class(config, tokenizer, **arguments)
     try_reward(trainer)
+    # What the trial asked of models is no step's.
+    USAGE.take()
     return trainer
 
 

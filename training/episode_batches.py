@@ -15,7 +15,6 @@ from data.array_ops import object_array
 from data.protocol import DataProto
 from training.run.data_position import Rows
 from training.run.metrics.episode_metrics import episode_metrics
-from training.run.metrics.model_metrics import add_usage_of_episodes
 from workers.multi_turn_rollout import SyncMultiTurnRollout
 from workers.rollout.episode_descriptions import describe_episodes
 
@@ -83,7 +82,6 @@ def metrics_of_episodes(rollout: Any, step: int) -> dict[str, float]:
     if not isinstance(rollout, SyncMultiTurnRollout):
         return {}
     episodes = rollout.take_facts(step=step)
-    add_usage_of_episodes(episodes)
     return episode_metrics(episodes, rollout.suite.names) if episodes else {}
 
 

@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
-from custom.models import install_models
 from data.prompt_rows import PromptCollator
 from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
@@ -35,7 +34,6 @@ from training.async_rollout.prefetch import Prefetch
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
-from training.config.model_settings import model_settings
 from training.episode_batches import (
     as_tasks,
     close_environments,
@@ -57,7 +55,7 @@ from training.run.data_position import (
     open_row_stream,
 )
 from training.run.episode_files import dump
-from training.run.metrics.model_metrics import count_unscored, take_model_metrics
+from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.step_metrics import (
     compute_data_metrics,
     compute_throughout_metrics,
@@ -145,7 +143,6 @@ class RayPPOTrainer:
         if reward_fn is None or train_dataset is None:
             raise ValueError("RayPPOTrainer needs reward_fn and train_dataset")
         self.config: PPOConfig = config
-        install_models(model_settings(config))
         self.tokenizer = tokenizer
         self.processor = processor
         self.multi_turn_rollout: Any = None
@@ -413,15 +410,7 @@ class RayPPOTrainer:
 
     def validate(self) -> Metrics:
         """Scores the validation prompts, see `training.validation`."""
-        if self.val_dataloader is None:
-            return {}
-        metrics = validate(self) | self._validation_episode_metrics()
-        asked = take_model_metrics(self.config.agent.models)
-        return metrics | {f"val-aux/{name}": value for name, value in asked.items()}
-
-    def _validation_episode_metrics(self) -> Metrics:
-        """Returns how the validation's episodes ended, of a trainer that plays some."""
-        return {}
+        return validate(self)
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> Metrics:
         ranks = self.config.trainer.all_ranks
@@ -432,9 +421,7 @@ class RayPPOTrainer:
             **compute_timing_metrics(batch, timer.seconds),
             **compute_throughout_metrics(batch, timer.seconds, ranks),
             **metrics_of_episodes(self.multi_turn_rollout, self.global_steps),
-            # Last, as episodes bring what they asked.
-            **take_model_metrics(self.config.agent.models),
-            **count_unscored(batch, self.config.agent.models),
+            **take_model_metrics(self.config.agent.models, batch),
         }
 
     def _validates_now(self) -> bool:

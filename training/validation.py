@@ -8,6 +8,7 @@ import numpy as np
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.run.episode_files import dump, readable_rows
+from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.validation_metrics import (
     flatten_validation_metrics,
     process_validation_metrics,
@@ -39,7 +40,10 @@ def validate(trainer: Any) -> dict[str, float]:
         sources += [str(name) for name in names]
         uids += list(batch.non_tensor_batch["uid"])
     nested = process_validation_metrics(sources, uids, infos, seed=trainer.seed)
-    return flatten_validation_metrics(nested)
+    asked = take_model_metrics(trainer.config.agent.models)
+    return flatten_validation_metrics(nested) | {
+        f"val-aux/{name}": value for name, value in asked.items()
+    }
 
 
 def _validate_batch(

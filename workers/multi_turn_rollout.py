@@ -21,6 +21,7 @@ from custom.agent import AgentSpec
 from custom.confine import Limits
 from custom.env import Task
 from custom.env_suite import EnvironmentSuite
+from custom.models.usage import USAGE
 from custom.tools.mcp_session import McpServer
 from data.array_ops import object_array
 from data.protocol import DataProto
@@ -381,6 +382,8 @@ class SyncMultiTurnRollout:
         self.batch = self.actor_rollout_wg.run_episodes(self.episodes)
         column = self.batch.non_tensor_batch["episode_facts"]
         facts = [entry for entry in column if entry is not None]
+        for episode in facts:
+            USAGE.add(episode["models"])
         info = self.episodes.meta_info
         if info.get("do_sample", True):
             key = (bool(info["validate"]), info["global_steps"])

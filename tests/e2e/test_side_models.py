@@ -158,8 +158,8 @@ def test_rows_without_a_score_get_0_where_failures_do(tiny_task: Path, tmp_path:
 def test_a_greedy_baseline_without_a_score_leaves_its_group_out(
     tiny_task: Path, tmp_path: Path
 ) -> None:
-    # The eight greedy answers are scored behind the eight others.
-    with model_server(fails(8, 10)) as server:
+    # Behind that of the reward function's trial come those of the eight greedy answers.
+    with model_server(fails(2, 4)) as server:
         config = tiny_config(
             tiny_task, tmp_path, "algorithm.adv_estimator=remax",
             f"custom_reward_function.path={PARTS}", "data.val_files=null",
@@ -187,7 +187,8 @@ def test_a_judge_that_hangs_is_a_timeout_of_the_environment(
 
 
 def test_rows_without_a_score_are_counted_in_validation(tiny_task: Path, tmp_path: Path) -> None:
-    with model_server(fails(0, 4)) as server:
+    # The first is the reward function's trial, which is in no metrics.
+    with model_server(fails(1, 5)) as server:
         config = tiny_config(
             tiny_task, tmp_path, f"custom_reward_function.path={PARTS}", "trainer.val_only=true",
             *asking(server.url, "agent.models.judge.cache=never", "agent.models.judge.trial=false"),
