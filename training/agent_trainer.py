@@ -22,6 +22,7 @@ from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
+from training.config.model_settings import model_settings
 from training.environment_trial import try_agents
 from training.episode_batches import add_row_columns, as_tasks, environment_rewards
 from training.ray_trainer import Collate, RayPPOTrainer
@@ -73,6 +74,10 @@ class AgentTrainer(RayPPOTrainer):
         config = read_config(config, own_data=True, own_agents=brings_agents)
         config = anchored(config).with_correction
         self.specs = agent_specs(config, agent_cls) if specs is None else list(specs)
+        self.specs = [
+            replace(spec, models=model_settings(config)) if isinstance(spec, AgentSpec) else spec
+            for spec in self.specs
+        ]
         if not self.specs:
             raise ValueError(
                 "AgentTrainer has nothing to act in: set agent.environment, or give agent_cls or "

@@ -21,12 +21,15 @@ import torch.distributed as dist
 from custom.agent import AgentSpec
 from custom.env import Task
 from custom.env_suite import EnvironmentSuite
+from custom.models.usage import USAGE
+from custom.tools.mcp_session import McpServer
 from data.array_ops import object_array
 from data.protocol import DataProto
 from data.seeds import step_info
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.config.model_settings import model_settings
 from training.config.schema.agent import OWN_PYTHON, PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.reward import CustomRewardFunctionConfig
 from workers.agent_pools import AgentSpecs, open_mixed_pool, program_players
@@ -263,6 +266,9 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
             agent_name=agent.cls.name or "Agent",
             agent_cls=agent_cls,
             tools=agent.tools,
+            mcp_servers=tuple(
+                McpServer(name=name, **vars(server)) for name, server in agent.mcp_servers.items()
+            ),
             parser=agent.parser,
             include_state=agent.include_state,
             prompt_template=environment.prompt_template,
@@ -272,6 +278,7 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
             reward_kwargs=reward.reward_kwargs,
             max_turn=environment.max_turn,
             max_turn_tokens=environment.max_turn_tokens,
+            models=model_settings(config),
         )
         specs.append(spec)
     return specs
@@ -423,6 +430,8 @@ class SyncMultiTurnRollout:
         self.batch = self.actor_rollout_wg.run_episodes(self.episodes)
         column = self.batch.non_tensor_batch["episode_facts"]
         facts = [entry for entry in column if entry is not None]
+        for episode in facts:
+            USAGE.add(episode["models"])
         info = self.episodes.meta_info
         if info.get("do_sample", True):
             key = (bool(info["validate"]), info["global_steps"])

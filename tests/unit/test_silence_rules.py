@@ -40,9 +40,7 @@ def test_paid_silence_is_found_in_groups_and_without_them(members: int) -> None:
     batch = batch_of(np.where(is_empty, 1.0, 0.1), is_empty, members)
     rules = SilenceRules("data_source", [END])
     [text] = rings(rules, batch)
-    assert text == (
-        "16 of 64 episodes are without a word and earned 1 on average, the others 0.1"
-    )
+    assert text == ("16 of 64 episodes are without a word and earned 1 on average, the others 0.1")
     # Once all are silent, it still stands.
     silent = np.ones(64, dtype=bool)
     [text] = rings(rules, batch_of(silent * 1.0, silent, members))

@@ -26,12 +26,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from custom.confine import Limits
 from custom.env import Task
 from custom.env_calls import Abandoned
+from custom.models.usage import USAGE
 from custom.trial import MAX_TRIAL_S
 from workers.environments.calls import Answer as Answer
 from workers.environments.calls import Answers, PendingCall, Slot, users_line
@@ -502,10 +504,13 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             except WorkerLost as lost:
                 reply = crashed(str(lost), time.monotonic() - call.begun_at)
             if reply.seconds > call.limit:
-                reply = overdue(call.kind, reply.seconds)
+                reply = replace(overdue(call.kind, reply.seconds), usage=reply.usage)
             with self._lock:
                 if slot.call is call:
                     self._answer(call, reply)
+                else:
+                    # It was asked all the same: the next reply of this process has it.
+                    USAGE.add(reply.usage)
 
 
 def environment_source(source: Any) -> str:

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from custom.env import BadRewardFunction, Message
+from custom.models.usage import Counts, add_counts
 from data.conversation import Conversation
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
@@ -147,6 +148,7 @@ class Episode:
         ending: one of ENDINGS; of an answer to a prompt the engine's finish reason.
         error: why it failed; `first_error` is of the first attempt that did.
         env_seconds: the environment's own time.
+        models: what was asked of models beside the policy, in all attempts.
         seconds: wall time of the last attempt.
     """
 
@@ -167,6 +169,7 @@ class Episode:
     error: str = ""
     first_error: str = ""
     env_seconds: float = 0.0
+    models: Counts = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -386,6 +389,7 @@ def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepRepl
     """Makes the environment answer. Raises EnvironmentGone, or BadRewardFunction to end the run."""
     reply = yield Ask(kind, args)
     episode.env_seconds += reply.seconds
+    add_counts(episode.models, reply.usage)
     if reply.failure == "reward_fault":
         raise BadRewardFunction(reply.error)
     if reply.failure:

@@ -31,6 +31,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         turns, attempts, cut_turns: counts.
         env_seconds: the environment's own time; seconds: wall time.
         tool_calls: of all turns.
+        models: what was asked of models beside the policy, in all attempts.
         info: the environment's numbers; of a name that several turns give the last counts. Of a
             program what is counted of its requests.
         sampled_tokens: of all turns.
@@ -67,6 +68,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "env_seconds": episode.env_seconds,
         "seconds": episode.seconds,
         "tool_calls": tool_calls,
+        "models": episode.models,
         "info": info,
         "sampled_tokens": sum(turn.tokens for turn in episode.turns),
         "paid": reward_paid(episode),

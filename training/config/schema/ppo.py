@@ -131,8 +131,8 @@ class PPOConfig(Section):
         agent = self.agent
         is_named = self.env_template or agent.environment.is_set or agent.cls.path
         is_program = agent.command or agent.program is not None
-        plays_rows = bool(agent.tools and self.data.train_files)
-        return plays_rows and not is_named and not is_program
+        has_tools = agent.tools or agent.mcp_servers
+        return bool(has_tools and self.data.train_files) and not is_named and not is_program
 
     @property
     def environment_home(self) -> EnvironmentHome:
