@@ -15,7 +15,7 @@ import torch
 from custom.reward_managers.unscored import UNSCORED
 from data.protocol import DataProto
 from training.batch.dynamic_sampling import collect_varied_groups
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import EpisodeRows, group_keys
 from training.run.data_position import Rows
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ class StepGenerator:
             greedy_prompts = trainer.prompt_batch(rows, 1, first_group, step=step)
             greedy_prompts.meta_info["do_sample"] = False
             baseline_of_group = self._rewards_by_group(greedy_prompts)
-            baselines = torch.tensor(
-                [baseline_of_group[uid] for uid in batch.non_tensor_batch["uid"]]
-            )  # (B,)
+            baselines = torch.tensor([baseline_of_group[key] for key in group_keys(batch)])  # (B,)
             is_unscored = baselines.isnan()
             if is_unscored.any() and self.config.agent.on_failure != "zero":
                 kept = (~is_unscored)[:, None]
@@ -88,7 +86,7 @@ class StepGenerator:
         return batch
 
     def _rewards_by_group(self, prompts: DataProto) -> dict[str, float]:
-        """Answers prompts, of which each is a group, and returns their rewards by uid.
+        """Answers prompts, of which each is a group, and returns their rewards by group.
 
         The reward is NaN where a model beside the policy did not judge the answer.
         """
@@ -100,5 +98,5 @@ class StepGenerator:
             for number, rows in enumerate(episodes.rows):
                 if any(infos[UNSCORED][row] for row in rows):
                     rewards[number] = float("nan")
-        uids = batch.non_tensor_batch["uid"][episodes.first]
-        return dict(zip(uids, rewards, strict=True))
+        keys = group_keys(batch)[episodes.first]
+        return dict(zip(keys, rewards, strict=True))

@@ -36,6 +36,7 @@ from workers.agent_pools import AgentSpecs, open_mixed_pool, program_players
 from workers.agent_pools import open_pool as open_pool
 from workers.environments.pool import EnvironmentPool, environment_name
 from workers.programs.spec import ProgramSpec
+from workers.programs.with_verifiers.spec import verifiers_spec
 from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
@@ -153,7 +154,7 @@ class AgentRollout:
             What `build_batch` gives, `environment_rewards` (B, R), where episodes are recorded
             `token_origins` (B, R), the description's columns, `anchors`, `ending`, `episode_row`
             (number of the row in its episode) and `episode_facts` (a dict in each episode's first
-            row, None in others).
+            row, None in others); where programs play, those of `speaker_columns`.
         """
         origins = self._token_origins(episodes)
         facts = self._apply_failure_policy(episodes, origins)
@@ -179,6 +180,8 @@ class AgentRollout:
         columns["episode_facts"] = object_array(
             [facts[each.description] if each.number == 0 else None for each in training_rows]
         )
+        if any(isinstance(spec, ProgramSpec) for spec in self.specs):
+            columns |= speaker_columns(training_rows, columns["data_source"])
         return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
     def _token_origins(self, episodes: Sequence[Episode]) -> list[list[RowOrigins]]:
@@ -217,6 +220,27 @@ def list_training_rows(episodes: Sequence[Episode]) -> list[TrainingRow]:
         for number, row in enumerate(episode.rows):
             rows.append(TrainingRow(description, number, episode, row))
     return rows
+
+
+def speaker_columns(rows: Sequence[TrainingRow], sources: np.ndarray) -> dict[str, np.ndarray]:
+    """Makes the columns that tell apart the agents of an episode, where a program names them.
+
+    Args:
+        sources: (B,) what plays, by name.
+
+    Returns:
+        `agent_role`: SOURCE/AGENT, or the source where no agent is named; and
+        `agent_conversation`: AGENT/NAME; each (B,).
+    """
+    roles = []
+    for each, source in zip(rows, sources, strict=True):
+        agent = each.row.speaker.agent
+        roles.append(f"{source}/{agent}" if agent else str(source))
+    conversations = [f"{each.row.speaker.agent}/{each.row.speaker.conversation}" for each in rows]
+    return {
+        "agent_role": object_array(roles),
+        "agent_conversation": object_array(conversations),
+    }
 
 
 def reward_matrix(rows: Sequence[Row], width: int) -> np.ndarray:
@@ -291,7 +315,7 @@ def program_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
     command = choice.command
     if command and command[0] in OWN_PYTHON:
         command = (sys.executable, *command[1:])
-    return ProgramSpec(
+    spec = ProgramSpec(
         command=command,
         function=choice.program,
         preload=agent.preload,
@@ -306,6 +330,9 @@ def program_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
         max_turn=choice.max_turn,
         max_turn_tokens=choice.max_turn_tokens,
     )
+    if choice.is_of_verifiers:
+        return verifiers_spec(config, choice, spec)
+    return spec
 
 
 def try_reward_functions(config: PPOConfig, specs: AgentSpecs) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.array_ops import row_sums
+from data.array_ops import object_array, row_sums
 from data.protocol import DUMMY_UID, DataProto
 from training.batch.masked_ops import sampled_sums
 from training.batch.row_groups import rows_by_key
@@ -38,8 +38,23 @@ def observation_mask(batch: DataProto) -> Tensor:
     return (attended & ~sampled & kept_rows[:, None]).to(torch.int8)
 
 
+def group_keys(batch: DataProto) -> np.ndarray:
+    """Names the group of each row, (B,) objects: of the same prompt, and in the same role."""
+    columns = batch.non_tensor_batch
+    uids = columns["uid"]
+    if "agent_role" not in columns:
+        return uids
+    keys = []
+    for uid, role in zip(uids, columns["agent_role"], strict=True):
+        keys.append(uid if uid == DUMMY_UID else f"{uid} {role}")
+    return object_array(keys)
+
+
 class EpisodeRows:
     """Groups a batch's rows (B) by `episode_id` into E episodes, in the order of their first rows.
+
+    Where several agents speak in an episode, each of their conversations counts as an episode of
+    its own here: it has a reward of its own.
 
     Where an episode has several rows, its line holds the sampled tokens of all of them, one behind
     the other, so that it is as long as its tokens are and not as its rows. With e for what was not
@@ -62,10 +77,13 @@ class EpisodeRows:
         self.real = real_rows(batch)
         ids = columns.get("episode_id", np.arange(size))
         order = columns.get("episode_row", np.zeros(size, dtype=np.int64))
+        conversations = columns.get("agent_conversation", np.full(size, ""))
         # The number of a dummy row is its key, as no id is an integer.
         keys = [
-            str(episode_id) if is_real else row
-            for row, (episode_id, is_real) in enumerate(zip(ids, self.real.tolist(), strict=True))
+            (str(episode_id), str(conversation)) if is_real else row
+            for row, (episode_id, conversation, is_real) in enumerate(
+                zip(ids, conversations, self.real.tolist(), strict=True)
+            )
         ]
         rows_of_episode = rows_by_key(keys).values()
         self.rows = sorted(sorted(rows, key=order.__getitem__) for rows in rows_of_episode)

@@ -35,6 +35,7 @@ from workers.programs.exchange import (
 from workers.programs.protocols import ProtocolError
 from workers.programs.protocols.protocol import tool_call
 from workers.programs.recall import Recall
+from workers.programs.report import Report
 from workers.programs.spec import ProgramSpec
 
 # For so many seconds an answer waits for a client that hung up.
@@ -182,7 +183,9 @@ class Attempt:
         """
         if self.exited or self.ending or self.failure:
             raise ProtocolError("this episode has ended", "episode_ended", 410)
-        digest = hashlib.blake2b(body, digest_size=16).digest()
+        speaker = asked.speaker
+        named = f"{speaker.agent} {speaker.conversation} ".encode()
+        digest = hashlib.blake2b(named + body, digest_size=16).digest()
         for earlier in self.pending.values():
             repeats = earlier.digest == digest and not earlier.listeners
             if repeats and (is_retry or not earlier.delivered):
@@ -209,6 +212,7 @@ class Attempt:
                 stop=asked.stop,
                 wants_log_probs=asked.wants_log_probs,
                 sampling=asked.sampling,
+                speaker=speaker,
                 reward=reward,
                 seconds=self._new_seconds(),
             ),
@@ -313,10 +317,11 @@ class Attempt:
                 pending.answered.set_exception(error)
                 pending.answered.exception()
 
-    def tell_exit(self, *, reward: float | None, crash: str, record: Json) -> None:
+    def tell_exit(self, *, report: Report, crash: str, record: Json) -> None:
         """Tells that the program has ended.
 
         Args:
+            report: what it says that it earned.
             crash: why that is a failure; a deadline that was missed is the reason before all.
         """
         if self.exited:
@@ -335,7 +340,9 @@ class Attempt:
         self.tell(
             self.key,
             Exited(
-                reward=None if failure else reward,
+                reward=None if failure else report.reward,
+                earned={} if failure else report.earned,
+                metrics={} if failure else report.metrics,
                 failure=failure,
                 error=self.failure or crash,
                 undelivered=undelivered,

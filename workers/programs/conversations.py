@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 from data.conversation import Tools, squashed
 from data.turn_tokens import Messages, TurnTokens
 from workers.rollout.episode import Row, TurnLimits
+from workers.rollout.speaker import NOBODY, Speaker
 
 
 class Piece(NamedTuple):
@@ -91,8 +92,11 @@ class Conversations:
     marks: list[Mark] = field(default_factory=list)
     busy: list[Row] = field(default_factory=list)
 
-    def place(self, messages: Messages, tools: Tools) -> Place | None:
+    def place(self, messages: Messages, tools: Tools, speaker: Speaker = NOBODY) -> Place | None:
         """Finds a place with room for one token at least; changes nothing.
+
+        Args:
+            speaker: who asks; the request goes on in no other's rows.
 
         Returns:
             None where there is no such place.
@@ -101,7 +105,8 @@ class Conversations:
             TemplateRefusal: the chat template does not take the messages.
         """
         rendered = self.tokens.rendered(messages, tools)
-        for mark in sorted(self.marks, key=lambda mark: len(mark.text), reverse=True):
+        marks = self._marks_of(speaker)
+        for mark in sorted(marks, key=lambda mark: len(mark.text), reverse=True):
             end = end_of(mark, rendered)
             if end is None:
                 continue
@@ -115,12 +120,12 @@ class Conversations:
             # The row is full; as a prompt the conversation may have room.
             break
         pieces = (Piece(rendered, is_sampled=False),)
-        return self._beginning(self.tokens.encode(rendered), pieces)
+        return self._beginning(self.tokens.encode(rendered), pieces, speaker)
 
-    def place_ids(self, prompt_ids: Sequence[int]) -> Place | None:
+    def place_ids(self, prompt_ids: Sequence[int], speaker: Speaker = NOBODY) -> Place | None:
         """Does as `place` with the ids that are to be continued."""
         ids = list(prompt_ids)
-        for mark in sorted(self.marks, key=length_of, reverse=True):
+        for mark in sorted(self._marks_of(speaker), key=length_of, reverse=True):
             known = [*mark.row.prompt_ids, *mark.row.ids[: mark.held]]
             if len(ids) <= len(known) or ids[: len(known)] != known:
                 continue
@@ -128,7 +133,11 @@ class Conversations:
             if place is not None:
                 return place
             break
-        return self._beginning(ids, ())
+        return self._beginning(ids, (), speaker)
+
+    def _marks_of(self, speaker: Speaker) -> list[Mark]:
+        """Lists the marks in a speaker's rows."""
+        return [mark for mark in self.marks if mark.row.speaker == speaker]
 
     def _behind(self, mark: Mark, given: list[int], pieces: tuple[Piece, ...]) -> Place | None:
         """Goes on behind a mark; None where the row has no room for more."""
@@ -139,9 +148,11 @@ class Conversations:
         kind: Literal["grows", "forks"] = "grows" if at_end else "forks"
         return Place(row, kind, len(row.ids), given, pieces, mark)
 
-    def _beginning(self, prompt_ids: list[int], pieces: tuple[Piece, ...]) -> Place | None:
+    def _beginning(
+        self, prompt_ids: list[int], pieces: tuple[Piece, ...], speaker: Speaker
+    ) -> Place | None:
         """Begins a row; None where the prompt is too long."""
-        row = Row(prompt_ids=prompt_ids)
+        row = Row(prompt_ids=prompt_ids, speaker=speaker)
         if len(prompt_ids) > self.limits.prompt_length or self.limits.room(row) <= 0:
             return None
         return Place(row, "begins", 0, [], pieces)
@@ -199,7 +210,7 @@ class Conversations:
 
 def fork(row: Row, held: int) -> Row:
     """Makes a row that begins as `row` does; what was sampled there is not trained on again."""
-    new = Row(prompt_ids=list(row.prompt_ids))
+    new = Row(prompt_ids=list(row.prompt_ids), speaker=row.speaker)
     new.append_tokens(row.ids[:held].tolist())
     return new
 

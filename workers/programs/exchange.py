@@ -8,15 +8,30 @@ to the other ranks.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from workers.rollout.speaker import NOBODY, Speaker
 
 Json = dict[str, Any]
 # Why a request gets no answer: there is no room for its conversation; the chat template refuses it;
 # the engine does; its sampling is not the run's; the episode takes no further turn.
 Refusal = Literal["", "context_length", "template", "engine", "sampling", "ended"]
 FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earned:
+    """Holds what a program says of one of its conversations at its end.
+
+    Attributes:
+        reward: of the conversation as a whole; None: it has none of its own.
+        trained: its tokens are trained on.
+    """
+
+    reward: float | None = None
+    trained: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +49,7 @@ class AskedCompletion:
         model: what the client calls the policy.
         sampling: the client's own settings, by OpenAI's names.
         ignored: settings of the client's that have no effect.
+        speaker: whose turn it is, of a program in which several agents speak.
     """
 
     messages: list[Json] = field(default_factory=list)
@@ -49,6 +65,7 @@ class AskedCompletion:
     model: str = "policy"
     sampling: dict[str, float] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    speaker: Speaker = NOBODY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +86,21 @@ class Asked:
     stop: tuple[str, ...] = ()
     wants_log_probs: bool = False
     sampling: dict[str, float] = field(default_factory=dict)
+    speaker: Speaker = NOBODY
     reward: float | None = None
     seconds: float = 0.0
 
     @property
     def order(self) -> str:
         """Sorts what is asked at the same time by what it is, not by when it came."""
-        content = [self.messages, self.prompt_ids, self.tools, self.max_tokens, self.stop]
+        content = [
+            self.messages,
+            self.prompt_ids,
+            self.tools,
+            self.max_tokens,
+            self.stop,
+            self.speaker.agent,
+        ]
         return f"asked {json.dumps(content, default=str)} {self.number:09d}"
 
 
@@ -113,6 +138,8 @@ class Exited:
         failure: the program crashed or ran out of time, and is gone already.
         error: why.
         undelivered: the numbers of requests whose answers nobody took.
+        earned: by the names of its conversations, what each earned; `reward` is then no turn's.
+        metrics: numbers of its own, by name.
         record: what is kept of it: exit code, ends of its output and errors, counts.
         seconds: that it worked since it was answered last.
     """
@@ -121,6 +148,8 @@ class Exited:
     failure: Literal["", "env_crash", "env_timeout"] = ""
     error: str = ""
     undelivered: tuple[int, ...] = ()
+    earned: Mapping[str, Earned] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     record: Json = field(default_factory=dict)
     seconds: float = 0.0
 

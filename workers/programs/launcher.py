@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,15 @@ class Launcher:
         python: the interpreter.
         modules: what it imports beforehand.
         memory_gb: GiB that each process of a program may take; None: any.
+        variables: further environment variables of the interpreter that imports.
     """
 
     def __init__(
-        self, python: str, modules: Sequence[str] = (), memory_gb: float | None = None
+        self,
+        python: str,
+        modules: Sequence[str] = (),
+        memory_gb: float | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.modules = list(modules)
         self._memory_bytes = None if memory_gb is None else int(memory_gb * 2**30)
@@ -90,7 +95,7 @@ class Launcher:
         self._gate = asyncio.Lock()
         self._count = 0
         self._socket, theirs = socket.socketpair()
-        environment = {"PYTHONHASHSEED": "0"} | os.environ
+        environment = {"PYTHONHASHSEED": "0"} | os.environ | dict(variables or {})
         with theirs:
             self._process = subprocess.Popen(
                 [python, str(SCRIPT), str(theirs.fileno()), *self.modules],

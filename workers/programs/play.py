@@ -21,7 +21,7 @@ from data.conversation import TemplateRefusal
 from data.turn_tokens import Tools, TurnTokens
 from workers.environments.reply import StepReply
 from workers.programs.conversations import Conversations, Place
-from workers.programs.exchange import Answer, Asked, Exited, Gone, Refusal, Rewarded
+from workers.programs.exchange import Answer, Asked, Earned, Exited, Gone, Refusal, Rewarded
 from workers.rollout.engine import Completion, VersionSpan
 from workers.rollout.episode import (
     FAILURES,
@@ -161,8 +161,8 @@ class ProgramEpisode:
 
     def _place(self, asked: Asked) -> Place | None:
         if asked.prompt_ids:
-            return self.conversations.place_ids(asked.prompt_ids)
-        return self.conversations.place(asked.messages, asked.tools)
+            return self.conversations.place_ids(asked.prompt_ids, asked.speaker)
+        return self.conversations.place(asked.messages, asked.tools, asked.speaker)
 
     def _launch(self, asked: Asked, place: Place) -> Several:
         """Makes a request a turn of the episode, and has it sampled."""
@@ -350,18 +350,30 @@ class ProgramEpisode:
             self._retract(number)
         if exited.reward is not None and episode.rows:
             self._pay(last_turn(episode.rows), exited.reward)
+        for name, earned in exited.earned.items():
+            self._settle(name, earned)
         crashed = exited.failure == "env_crash"
         if not episode.ending and self.overflowed and crashed:
             # It could not do with less.
             episode.ending = "overflow"
         episode.ending = episode.ending or exited.failure or "done"
-        episode.program = dict(exited.record)
+        episode.program = dict(exited.record) | {"metrics": dict(exited.metrics)}
         if episode.ending in FAILURES:
             episode.error = exited.error
         reply = yield Several(asks=[Ask("finish", (episode.ending,))], dropped=dropped)
         while not isinstance(reply, StepReply):
             reply = yield Several()
         self._take_final_reward(reply)
+
+    def _settle(self, name: str, earned: Earned) -> None:
+        """Pays a conversation on its last turn, or keeps it out of training."""
+        rows = [row for row in self.episode.rows if row.speaker.conversation == name]
+        if not earned.trained:
+            for row in rows:
+                row.spans = []
+                row.reward_at = {}
+        elif earned.reward is not None:
+            self._pay(last_turn(rows), earned.reward)
 
     def _take_final_reward(self, reply: StepReply) -> None:
         """Lets the episode's own reward, of a reward function, replace those of its turns."""

@@ -31,7 +31,8 @@ from workers.programs.jobs import HomesMaker, Jobs
 from workers.programs.launcher import CannotStart, Launcher, Program
 from workers.programs.preload import MARK
 from workers.programs.recall import Recall
-from workers.programs.rewards import NoReward, RewardSpec, reward_of_output
+from workers.programs.report import NOTHING, NoReward, Report, report_of_output
+from workers.programs.rewards import RewardSpec
 from workers.programs.server import ProgramServer
 from workers.programs.spec import ProgramSpec
 
@@ -79,7 +80,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         self._attempts: dict[int, Attempt] = {}
         # What ends the program of each attempt that runs one.
         self._kills: dict[int, Callable[[], None]] = {}
-        self._launchers: dict[tuple[str, tuple[str, ...]], Launcher] = {}
+        self._launchers: dict[tuple[Any, ...], Launcher] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = ProgramServer(max_tokens, port)
         self._closed = False
@@ -219,7 +220,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         try:
             await run(attempt)
         except (CannotStart, OSError) as error:
-            attempt.tell_exit(reward=None, crash=describe(error), record={})
+            attempt.tell_exit(report=NOTHING, crash=describe(error), record={})
         finally:
             self._kills.pop(attempt.key, None)
 
@@ -235,8 +236,8 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
             program.kill()
         await program.wait()
         attempt.output = text_of(program.output)
-        reward, crash = outcome(attempt, program)
-        attempt.tell_exit(reward=reward, crash=crash, record=record_of(program))
+        report, crash = outcome(attempt, program)
+        attempt.tell_exit(report=report, crash=crash, record=record_of(program))
 
     async def _run_function(self, attempt: Attempt) -> None:
         source = str(attempt.spec.function)
@@ -246,7 +247,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         self._kills[attempt.key] = lambda: jobs.give_up(attempt.key)
         base_url = f"{self._server.url(attempt.token)}/v1"
         reply = await jobs.run(attempt.key, attempt.task, attempt.seed, base_url, attempt.token)
-        attempt.tell_exit(reward=reply.reward, crash=reply.error, record={})
+        attempt.tell_exit(report=Report(reward=reply.reward), crash=reply.error, record={})
 
     async def _start(self, attempt: Attempt) -> Program:
         spec = attempt.spec
@@ -254,9 +255,11 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         python = sys.executable
         if spec.preload:
             python = argv.pop(0)
-        where = (python, spec.preload)
+        where = (python, spec.preload, spec.variables)
         if where not in self._launchers:
-            self._launchers[where] = Launcher(python, spec.preload, spec.memory_gb)
+            self._launchers[where] = Launcher(
+                python, spec.preload, spec.memory_gb, dict(spec.variables)
+            )
         environment = environment_of(attempt, self._server.url(attempt.token))
         return await self._launchers[where].start(argv, environment, attempt.task.encode() + b"\n")
 
@@ -266,6 +269,7 @@ def environment_of(attempt: Attempt, url: str) -> dict[str, str]:
     environment = {
         "PYTHONHASHSEED": "0",
         **os.environ,
+        **dict(attempt.spec.variables),
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_BASE": f"{url}/v1",
         "OPENAI_API_KEY": attempt.token,
@@ -284,23 +288,23 @@ def environment_of(attempt: Attempt, url: str) -> dict[str, str]:
     return environment
 
 
-def outcome(attempt: Attempt, program: Program) -> tuple[float | None, str]:
+def outcome(attempt: Attempt, program: Program) -> tuple[Report, str]:
     """Returns what an ended program earned, and why its end is a failure; "": it is none."""
     code = program.exit_code or 0
     if code < 0:
-        return None, f"the program was ended by signal {-code}{shown_errors(program)}"
+        return NOTHING, f"the program was ended by signal {-code}{shown_errors(program)}"
     if attempt.spec.reward == "exit_code":
-        return float(code == 0), ""
+        return Report(reward=float(code == 0)), ""
     if code:
-        return None, f"the program ended with exit code {code}{shown_errors(program)}"
+        return NOTHING, f"the program ended with exit code {code}{shown_errors(program)}"
     if attempt.spec.reward_path is not None:
-        return None, ""
+        return NOTHING, ""
     try:
-        return reward_of_output(text_of(program.output)), ""
+        return report_of_output(text_of(program.output)), ""
     except NoReward as error:
         if attempt.reward_told:
-            return None, ""
-        return None, f"{error}{shown_errors(program)}"
+            return NOTHING, ""
+        return NOTHING, f"{error}{shown_errors(program)}"
 
 
 def record_of(program: Program) -> Json:

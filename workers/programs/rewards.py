@@ -1,9 +1,8 @@
-"""What a program earned: by the last line of its output, by its exit code, or by a function.
+"""What a program earned where a reward function says it; what programs say is in report.py.
 
 Invariant: what is no reward is told as such; nothing is guessed.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,38 +11,6 @@ from typing import Any
 from custom.env import BadRewardFunction
 from custom.env_calls import check_reward, located, takes_keyword
 from data.loading import load_extern_object
-
-# Of a line that is no reward, in an error.
-MAX_LINE_CHARS = 200
-
-
-class NoReward(ValueError):
-    """Reports that a program's output ends with no reward."""
-
-
-def reward_of_output(output: str) -> float:
-    """Reads the reward from the last line: a number, or a JSON object with `reward`.
-
-    Raises:
-        NoReward: the last line is something else, or there is none.
-    """
-    lines = output.strip().splitlines()
-    if not lines:
-        raise NoReward(
-            'the program wrote nothing: its last line of output is its reward, such as {"reward": '
-            "1.0}; agent.program_reward=exit_code pays exit code 0"
-        )
-    line = lines[-1].strip()
-    try:
-        value = json.loads(line)
-        if isinstance(value, Mapping):
-            value = value["reward"]
-        return check_reward(value, "the program")
-    except (ValueError, KeyError, RecursionError) as error:
-        raise NoReward(
-            f"the program's last line of output is no reward: {line[:MAX_LINE_CHARS]!r} "
-            f'({type(error).__name__}); a number or {{"reward": 1.0}} is'
-        ) from None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import json
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -22,6 +23,7 @@ from workers.programs.attempt import Attempt, Pending
 from workers.programs.exchange import AskedCompletion, Json
 from workers.programs.protocols import ProtocolError, protocol_of
 from workers.programs.protocols.protocol import Protocol, openai_error
+from workers.rollout.speaker import NOBODY, Speaker
 
 # Bytes of a request: for each token of the longest row, and beside them.
 BYTES_PER_TOKEN = 64
@@ -39,6 +41,11 @@ MAX_ENDED = 10_000
 SHUTDOWN_S = 1.0
 # Names of the reward's header, and of what the SDKs say when they try again.
 REWARD_HEADER = "X-Reward"
+# Of several agents, who speaks, and in which of its conversations; clients that keep a session's
+# requests together name it so.
+AGENT_HEADER = "X-Agent"
+CONVERSATION_HEADER = "X-Session-ID"
+MAX_NAME_CHARS = 200
 RETRY_HEADER = "x-stainless-retry-count"
 
 
@@ -163,7 +170,7 @@ class ProgramServer:
     ) -> web.StreamResponse:
         """Has a request answered, and writes the answer."""
         body = await self._body(http)
-        asked = read_request(protocol, body)
+        asked = replace(read_request(protocol, body), speaker=speaker_of(http))
         retry = http.headers.get(RETRY_HEADER, "0")
         pending = attempt.ask(
             asked,
@@ -292,6 +299,16 @@ def reward_header(http: web.Request) -> float | None:
         return check_reward(float(text), "the program")
     except ValueError:
         raise ProtocolError(f"{REWARD_HEADER}: {text!r} is no number") from None
+
+
+def speaker_of(http: web.Request) -> Speaker:
+    """Returns who asks, as a request's headers name them."""
+    agent = http.headers.get(AGENT_HEADER, "")
+    # Clients that name a session alone mean something of their own by it.
+    if not agent:
+        return NOBODY
+    conversation = http.headers.get(CONVERSATION_HEADER, "")
+    return Speaker(agent[:MAX_NAME_CHARS], conversation[:MAX_NAME_CHARS])
 
 
 def models() -> Json:

@@ -14,8 +14,10 @@ class ProgramSpec:
     With neither somebody starts programs by hand, and says when an episode has ended.
 
     Attributes:
+        name: what messages and metrics call it; "": as its file.
         command: the words of a command; empty where `function` is given.
         function: FILE.py:NAME of `async def NAME(task, client) -> reward`.
+        variables: further environment variables, also of the process that preloads.
         preload: modules that a process of the command's interpreter has imported, from which
             programs are then forked.
         reward: where a command's reward comes from; a reward function has the last word.
@@ -28,8 +30,10 @@ class ProgramSpec:
         max_turn, max_turn_tokens: limits of its own, in place of the config's.
     """
 
+    name: str = ""
     command: tuple[str, ...] = ()
     function: str | None = None
+    variables: tuple[tuple[str, str], ...] = ()
     preload: tuple[str, ...] = ()
     reward: RewardSource = "stdout"
     parser: str = "function"
@@ -51,6 +55,8 @@ class ProgramSpec:
     @property
     def source(self) -> str:
         """Returns what messages and metrics are named after: the program's file, or its command."""
+        if self.name:
+            return self.name
         if self.function is not None:
             return self.function
         if self.is_by_hand:

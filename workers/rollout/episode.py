@@ -36,6 +36,7 @@ from data.conversation import Conversation
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
 from workers.rollout.engine import Completion, Sampling, VersionSpan
+from workers.rollout.speaker import NOBODY, Speaker
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
 ENDINGS = ("done", "max_turns", "overflow", *FAILURES)
@@ -63,6 +64,7 @@ class Row:
             sampled.
         spans: what was sampled.
         reward_at: a reward by its position in the response.
+        speaker: whose turns they are.
     """
 
     prompt_ids: list[int]
@@ -70,6 +72,7 @@ class Row:
     log_probs: array[float] = field(default_factory=lambda: array("f"))
     spans: list[Span] = field(default_factory=list)
     reward_at: dict[int, float] = field(default_factory=dict)
+    speaker: Speaker = NOBODY
 
     @property
     def token_ids(self) -> list[int]:

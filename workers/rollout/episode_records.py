@@ -33,7 +33,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         tool_calls: of all turns.
         models: what was asked of models beside the policy, in all attempts.
         info: the environment's numbers; of a name that several turns give the last counts. Of a
-            program what is counted of its requests.
+            program what is counted of its requests, and its own metrics.
         sampled_tokens: of all turns.
         paid: what the environment gave in all, 0 where the episode failed; reward: the sum over the
             episode's rows, which it is to be but for `agent.overflow_reward`.
@@ -53,6 +53,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         info |= reply.info
     for name, count in episode.program.get("counts", {}).items():
         info[f"program_{name}"] = float(count)
+    info |= episode.program.get("metrics", {})
     first_messages = episode.initial_messages
     return {
         "observation": observation,

@@ -10,6 +10,7 @@ from custom.env_factory import ENVIRONMENT_NAMES, LIBRARIES, taker_of
 from data.loading import load_object
 from training.config.resources.programs import check_program
 from training.config.resources.user_code import loading_failure, unusable_object, value_errors
+from training.config.resources.verifiers import check_verifiers
 from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.ppo import PPOConfig
 
@@ -27,7 +28,9 @@ def check_agents(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
         return
     for number, environment in enumerate(config.environments):
         key = f"env_template[{number}]" if config.env_template else "agent.environment"
-        if environment.is_program:
+        if environment.is_program and environment.is_of_verifiers:
+            yield from check_verifiers(key, environment, config)
+        elif environment.is_program:
             yield from check_program(key if config.env_template else "agent", environment)
         elif not own_data or environment.name != PASSED_AS_OBJECT:
             yield from _check_environment(key, environment)

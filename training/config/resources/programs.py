@@ -27,12 +27,17 @@ def check_program(key: str, choice: EnvironmentChoice) -> Iterator[str]:
             f"{key}: name and path are an environment's, command and program name what plays by "
             "itself: give one of them"
         )
-    if importlib.util.find_spec("aiohttp") is None:
-        yield f"{key}: programs speak to a server, which needs aiohttp: pip install aiohttp"
+    yield from check_server(key)
     if choice.command:
         yield from _check_command(f"{key}.command", choice.command)
     if choice.program is not None:
         yield from _check_function(f"{key}.program", choice.program)
+
+
+def check_server(key: str) -> Iterator[str]:
+    """Requires the package by which programs are served."""
+    if importlib.util.find_spec("aiohttp") is None:
+        yield f"{key}: programs speak to a server, which needs aiohttp: pip install aiohttp"
 
 
 def _check_command(key: str, words: tuple[str, ...]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from training.config.schema.common import CustomClassConfig
 from training.config.schema.mcp_servers import McpServerChoice, mcp_server_problems
 from training.config.schema.side_models import SideModel, side_model_problems
+from training.config.schema.verifiers import PREFIX, VerifiersConfig
 from training.config.section import (
     Command,
     Fraction,
@@ -83,6 +84,11 @@ class EnvironmentChoice(Section):
         """Returns whether it is a program, which asks for its turns itself."""
         return bool(self.command) or self.program is not None
 
+    @property
+    def is_of_verifiers(self) -> bool:
+        """Returns whether it is an environment of verifiers."""
+        return self.name is not None and self.name.startswith(PREFIX)
+
 
 class EnvironmentHome(NamedTuple):
     """Sets where environments live: threads, processes or Ray actors, and a process's limits.
@@ -115,6 +121,7 @@ class AgentConfig(Section):
     client_sampling: Literal["override", "refuse"] = "override"
     #: seconds for which a program's request waits; null = for ever
     request_timeout_s: PositiveFloat | None = None
+    verifiers: VerifiersConfig = VerifiersConfig()
     #: episodes of a step before ×n; null = data.train_batch_size
     agent_length: PositiveInt | None = None
     #: episodes of a validation, the same every time; 0 = no validation

@@ -23,6 +23,7 @@ from training.config.schema.policy import ActorRolloutRefConfig
 from training.config.schema.reward import CustomRewardFunctionConfig, RewardModelConfig
 from training.config.schema.rollout import RolloutConfig
 from training.config.schema.trainer import RayKwargs, TrainerConfig
+from training.config.schema.verifiers import DRIVER
 from training.config.section import InputPath, Section
 
 # What a process of an environment may take where its library runs texts, in GiB.
@@ -100,6 +101,19 @@ class PPOConfig(Section):
     @property
     def environments(self) -> tuple[EnvironmentChoice, ...]:
         """Lists what the agents act in, in turn; empty where training is on prompts."""
+        python = self.agent.verifiers.python
+        if python is None:
+            return self._named_environments
+        driven = []
+        for choice in self._named_environments:
+            if choice.is_of_verifiers:
+                choice = replace(choice, command=(python, str(DRIVER)))
+            driven.append(choice)
+        return tuple(driven)
+
+    @property
+    def _named_environments(self) -> tuple[EnvironmentChoice, ...]:
+        """Lists the environments as the config names them."""
         if self.env_template:
             return self.env_template
         agent = self.agent

@@ -26,7 +26,8 @@ def read(body: Json) -> AskedCompletion:
     params = body.get("sampling_params") or {}
     if params.get("n") not in (None, 1):
         raise ProtocolError("sampling_params.n must be 1; send the request several times")
-    ignored = [name for name in ("seed", "logit_bias", "stop_token_ids") if params.get(name)]
+    # Turns end at the tokens at which the run's do; token-in clients always name such tokens.
+    ignored = [name for name in ("seed", "logit_bias") if params.get(name)]
     return AskedCompletion(
         prompt_ids=tuple(ids),
         max_tokens=positive_count(params, "max_tokens"),
@@ -42,8 +43,9 @@ def read(body: Json) -> AskedCompletion:
 def write(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
     """Writes an answer."""
     answer = answered.answer
+    # A token is named as vLLM names it where it decodes none.
     entries: list[Json] = [
-        {"token_id": token, "logprob": log_prob, "rank": None, "top_logprobs": []}
+        {"token": f"token_id:{token}", "logprob": log_prob, "bytes": None, "top_logprobs": []}
         for token, log_prob in zip(answer.token_ids, answer.log_probs, strict=True)
     ]
     choice = {

@@ -14,6 +14,6 @@ for _ in range(2):
     with urllib.request.urlopen(request) as response:
         [choice] = json.load(response)["choices"]
     entries = choice["logprobs"]["content"]
-    assert [entry["token_id"] for entry in entries] == choice["token_ids"]
+    assert [entry["token"] for entry in entries] == [f"token_id:{id}" for id in choice["token_ids"]]
     ids += choice["token_ids"] + [8]
 print(len(ids))
