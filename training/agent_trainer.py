@@ -32,7 +32,7 @@ from training.run.data_position import Rows
 from training.run.metrics.episode_metrics import episode_metrics
 from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
-from workers.environments.pool import environment_name, environment_source
+from workers.environments.names import environment_name, environment_source
 from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs
 from workers.programs.spec import ProgramSpec
 from workers.rollout.episode_descriptions import describe_episodes

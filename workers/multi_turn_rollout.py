@@ -34,7 +34,8 @@ from training.config.schema.agent import OWN_PYTHON, PASSED_AS_OBJECT, Environme
 from training.config.schema.reward import CustomRewardFunctionConfig
 from workers.agent_pools import AgentSpecs, open_mixed_pool, program_players
 from workers.agent_pools import open_pool as open_pool
-from workers.environments.pool import EnvironmentPool, environment_name
+from workers.environments.names import environment_name
+from workers.environments.pool import EnvironmentPool
 from workers.programs.spec import ProgramSpec
 from workers.programs.with_verifiers.spec import verifiers_spec
 from workers.ranks.process_groups import from_leader, is_leader

@@ -43,7 +43,7 @@ from training.run.model_source import local_model, tokenizer_folder
 from training.run.named_model import CannotUse
 from training.run.recorded_config import record_config
 from training.run.signals import EndingSignals
-from workers.environments.pool import CannotBuild, environment_name
+from workers.environments.names import CannotBuild, environment_name
 from workers.model.builder import ModelSpec, find_device
 from workers.multi_turn_rollout import AgentRollout, agent_specs
 from workers.ranks import worker_process
