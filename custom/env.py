@@ -49,13 +49,13 @@ class EnvironmentConfig:
 class BaseEnvironment(ABC):
     """Plays a game of text: write `reset` and `step`; the rest is optional.
 
-    class Coin(BaseEnvironment):
-        def reset(self, seed=None):
-            self.side = random.Random(seed).choice(["heads", "tails"])
-            return "I threw a coin. Heads or tails?"
+        class Coin(BaseEnvironment):
+            def reset(self, seed=None):
+                self.side = random.Random(seed).choice(["heads", "tails"])
+                return "I threw a coin. Heads or tails?"
 
-        def step(self, action):  # (observation, reward, done, info), or gymnasium's five values
-            return f"It was {self.side}.", float(self.side in action.lower()), True, {}
+            def step(self, action):  # (observation, reward, done, info), or gymnasium's five
+                return f"It was {self.side}.", float(self.side in action.lower()), True, {}
 
     `config` is an instance of `config_cls`, by default with its default values.
     """

@@ -47,17 +47,18 @@ def default_compute_score(
 ) -> float | dict[str, Any]:
     """Scores one response, by its data source.
 
-    openai/gsm8k: 1.0 if the number after the last "####" equals the truth, else 0.0;
+    - openai/gsm8k: 1.0 if the number after the last "####" equals the truth, else 0.0;
         method="flexible" (from YAML: `reward_model.reward_kwargs.method`) takes the response's last
         number instead.
-    MATH and numina's sources: 1.0 if the boxed or last formula equals the truth in value, by
+    - MATH and numina's sources: 1.0 if the boxed or last formula equals the truth in value, by
         math-verify, else 0.0.
-    math_dapo, math, aime…: 1.0, or -1.0, for what follows the last "Answer:" of the last 300
+    - math_dapo, math, aime…: 1.0, or -1.0, for what follows the last "Answer:" of the last 300
         characters, with "acc" and "pred".
-    hiyouga/geometry3k: as MATH, weighted 0.9, and 0.1 for <think>…</think> before a boxed answer.
-    searchR1_…: 1.0 if <answer>…</answer> is one of the truth's "target", but for case, articles and
-        punctuation.
-    reasoning_gym/NAME: the task's own verifier on `extract_answer`; extra_info["entry"] is the
+    - hiyouga/geometry3k: as MATH, weighted 0.9, and 0.1 for `<think>…</think>` before a boxed
+        answer.
+    - searchR1_…: 1.0 if `<answer>…</answer>` is one of the truth's "target", but for case, articles
+        and punctuation.
+    - reasoning_gym/NAME: the task's own verifier on `extract_answer`; extra_info["entry"] is the
         task's entry as JSON.
     """
     if data_source == GSM8K:
@@ -173,7 +174,7 @@ def _plain_words(text: Any) -> list[str]:
 def extract_answer(solution_str: str, truth: str) -> str | None:
     """Returns the part of a response that a verifier judges.
 
-    What follows the last </think>; of that the last <answer>…</answer>, if there is any; and of
+    What follows the last `</think>`; of that the last `<answer>…</answer>`, if there is any; and of
     that, where the truth is a number, the last number, because small chat models answer in
     sentences: "4 + 3 = 7." -> "7".
     """

@@ -1,8 +1,10 @@
 """Plays recorded episodes again, without a model server, and names what differs from the record.
 
     python scripts/replay.py RUN_DIR_OR_CONFIG EPISODES.jsonl [--first N] [--loss] [key=value ...]
+    python scripts/replay.py RUN_DIR_OR_CONFIG EPISODES.jsonl --episode ID --until-turn K
+        [--model PATH] [key=value ...]
 
-EPISODES.jsonl is a file of `agent.episodes_dir`; RUN_DIR holds the run's config.yaml (a validation
+EPISODES.jsonl is a file of RUN_DIR/episodes; RUN_DIR holds the run's config.yaml (a validation
 alone leaves RUN_DIR/config.validation.yaml beside it). The turn loop itself runs twice, with an
 engine that answers with the recorded ids:
 
@@ -20,6 +22,11 @@ same.
 With --loss the episodes go on through rewards and advantages to the policy loss and its gradient,
 with the config's model on the CPU; `actor_rollout_ref.model.path=FOLDER` takes another one, such as
 the `huggingface` folder of a checkpoint.
+
+With --until-turn the episode that --episode names (else the file's first) is not compared: the
+turns before K are answered as recorded, and from turn K on (the first is 0) the config's model, or
+the one of --model, plays. PATH is a Hugging Face folder, or a global_step_N of the run.
+`data.seed=N` samples otherwise.
 """
 
 from __future__ import annotations
@@ -35,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from scripts.replay_continued import config_words_of, load_model, play_on, tell_conversation
 from scripts.replay_differences import compare
 from scripts.replay_episodes import Recorded, read_episodes
 from scripts.replay_episodes import row_of as row_of
@@ -56,7 +64,9 @@ ONE_RANK = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
 )
 # Retries are not repeated, and AgentRollout is to hand out its records.
-WITH_RECORDS = ("agent.max_refills=0", "agent.episodes_dir=replay")
+WITH_RECORDS = ("agent.max_refills=0", "agent.episodes_keep=1")
+# Of the ids in an error.
+NAMES_SHOWN = 5
 # Exit codes.
 SAME = 0
 DIFFERENT = 1
@@ -94,6 +104,19 @@ def player_of(config: PPOConfig, place: Path) -> Player:
     return Player(config, model, agent_specs(config))
 
 
+def chosen_episode(episodes: Sequence[Recorded], episode_id: str) -> Recorded:
+    """Returns the episode of this id.
+
+    Raises:
+        ValueError: there is none; it names the first that there are.
+    """
+    for episode in episodes:
+        if episode["episode_id"] == episode_id:
+            return episode
+    there = ", ".join(str(episode["episode_id"]) for episode in episodes[:NAMES_SHOWN])
+    raise ValueError(f"--episode {episode_id} is not in the file, which has {there} …")
+
+
 def summary(episodes: Sequence[Recorded], lines: Sequence[str]) -> str:
     """Describes what was replayed, and what could not be."""
     endings = Counter(episode["ending"] for episode in episodes)
@@ -116,6 +139,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("config", type=Path, metavar="RUN_DIR_OR_CONFIG")
     parser.add_argument("episodes", type=Path, metavar="EPISODES.jsonl")
     parser.add_argument("--first", type=int, metavar="N", help="only the first N episodes")
+    parser.add_argument("--episode", metavar="ID", help="only the episode of this episode_id")
+    parser.add_argument(
+        "--until-turn", type=int, metavar="K", help="go on from turn K with a model"
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="PATH", help="what goes on: a model folder, or global_step_N"
+    )
     parser.add_argument(
         "--loss", action="store_true", help="also: rewards, advantages, policy loss, gradient norm"
     )
@@ -129,10 +159,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = [word for word in overrides if "=" not in word or word.startswith("-")]
     if wrong:
         parser.error(f"unknown: {' '.join(wrong)}")
+    if args.model is not None and args.until_turn is None:
+        parser.error("--model is what goes on from a turn: give --until-turn K, too")
     try:
-        config = read_config(args.config, overrides)
+        config = read_config(args.config, [*config_words_of(args.model), *overrides])
         player = player_of(config, args.config)
         episodes = read_episodes(args.episodes, args.first)
+        if args.episode is not None:
+            episodes = [chosen_episode(episodes, args.episode)]
+        if args.until_turn is not None:
+            lm = load_model(config, args.model)
+            played = play_on(player, lm, episodes[0], args.until_turn)
+            tell_conversation(episodes[0], played, args.until_turn)
+            return SAME
         lines = compare(player, episodes)
     except (ConfigError, OSError, ValueError) as error:
         print(error, file=sys.stderr)

@@ -1,77 +1,46 @@
-"""Reads recorded episodes from a file of `agent.episodes_dir`, and makes rows of them again.
+"""Reads recorded episodes from a run's file of them, and makes rows of them again.
 
-Invariant: an episode that is returned has every entry of NEEDED, and each of its rows has one
-number of tokens in every entry of PER_TOKEN.
+Invariant: the arrays of an episode's rows are lists, of one number of tokens each.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from copy import deepcopy
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from training.run.episode_files import strict_json
+from training.run.episode_files import ARRAYS, NEEDED, PER_TOKEN, Recorded, strict_json, unpacked
+from training.run.episode_files import NAMES as NAMES
+from training.run.episode_files import read_episodes as read_arrays
 from workers.environments.reply import StepReply
 from workers.rollout.episode import Row, Span, Turn
 
-# An episode as the file has it: turns and rows are lists of dicts.
-Recorded = dict[str, Any]
-# Which prompt group, episode and environment it is.
-NAMES = ("uid", "episode_id", "data_source")
-NEEDED = (*NAMES, "agent_index", "env_seed", "ending", "initial_messages", "turns", "rows")
-PER_TOKEN = ("response_ids", "response_mask", "turn_ids", "log_probs", "rewards")
-
 
 def read_episodes(path: Path, first: int | None = None) -> list[Recorded]:
-    """Reads the episodes, each with `where` it stands in the file.
-
-    A last line that is cut short is left out, with a printed line.
+    """Reads the episodes of a file, each with `where` it stands there; arrays are lists.
 
     Args:
-        path: the file, an episode a line.
-        first: read only so many; None = all.
-    Raises:
-        ValueError: another line is no JSON object, or an episode lacks something.
+        path, first: as of `training.run.episode_files.read_episodes`, which raises ValueError.
     """
-    episodes: list[Recorded] = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if first is not None and len(episodes) >= first:
-                break
-            where = f"{path.name} line {number}"
-            try:
-                episode = {**json.loads(line), "where": where}
-            except (ValueError, TypeError) as error:
-                if line.endswith(b"\n"):
-                    raise ValueError(f"{where} is no episode: {error}") from error
-                print(f"{where} is cut short, left out: the process ended while it wrote")
-                break
-            fault = fault_of(episode)
-            if fault is not None:
-                raise ValueError(f"{where}: {fault}")
-            episodes.append(episode)
-    return episodes
+    return [_as_lists(episode) for episode in read_arrays(path, first)]
 
 
-def fault_of(episode: Recorded) -> str | None:
-    """Names what keeps the record from being an episode; None where nothing does."""
-    missing = [name for name in NEEDED if name not in episode]
-    if missing:
-        return f"lacks {', '.join(missing)}; a file of agent.episodes_dir has them"
-    for number, row in enumerate(episode["rows"]):
-        lengths = {name: len(row[name]) for name in PER_TOKEN}
-        if len(set(lengths.values())) > 1:
-            counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
-            return f"row {number} has {counts}"
-    return None
+def _as_lists(episode: Recorded) -> Recorded:
+    """Returns an episode with its rows' arrays as lists."""
+    rows = []
+    for row in episode["rows"]:
+        lists = {name: row[name].tolist() for name in ARRAYS if row.get(name) is not None}
+        rows.append({**row, **lists})
+    return {**episode, "rows": rows}
 
 
 def as_read(ending: str, record: dict[str, Any]) -> Recorded:
     """Returns the record of an episode as it would be read from a file."""
-    return json.loads(strict_json({"ending": ending, **record}))
+    names = dict.fromkeys(NEEDED, "")
+    read = json.loads(strict_json({**names, "ending": ending, **record, "where": "the replay"}))
+    return _as_lists(unpacked(read))
 
 
 def turn_of(record: Recorded) -> Turn:
@@ -91,7 +60,7 @@ def turn_of(record: Recorded) -> Turn:
 def row_of(record: Recorded) -> Row:
     """Makes the row whose record this is."""
     row = Row(prompt_ids=record["prompt_ids"])
-    row.append_tokens(record["response_ids"], _as_numbers(record["log_probs"]))
+    row.append_tokens(record["response_ids"], record["log_probs"])
     end = 0
     for turn, tokens in groupby(record["turn_ids"]):
         start = end
@@ -101,11 +70,6 @@ def row_of(record: Recorded) -> Row:
             row.spans.append(Span(start, end, turn))
     row.reward_at = {place: reward for place, reward in enumerate(record["rewards"]) if reward}
     return row
-
-
-def _as_numbers(values: Sequence[float | None]) -> list[float]:
-    """Puts NaN where the file says null."""
-    return [float("nan") if value is None else value for value in values]
 
 
 def timed_out(episode: Recorded) -> bool:

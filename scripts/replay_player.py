@@ -43,7 +43,7 @@ class RecordedEngine(BaseRollout):
             pad_token_id=model.pad_token_id,
         )
         self.episodes = episodes
-        self.turns = [_sampled_turns(str(key), episode) for key, episode in enumerate(episodes)]
+        self.turns = [sampled_turns(str(key), episode) for key, episode in enumerate(episodes)]
         self.answered: set[tuple[int, int]] = set()
         self.pending: list[Completion] = []
 
@@ -62,7 +62,7 @@ class RecordedEngine(BaseRollout):
     def _sampled_behind(self, key: int, prompt_ids: list[int]) -> Completion | None:
         """Returns the first turn that was sampled behind these ids and was not taken yet."""
         episode = self.episodes[key]
-        for number, completion in enumerate(_sampled_turns(str(key), episode)):
+        for number, completion in enumerate(sampled_turns(str(key), episode)):
             if (key, number) in self.answered:
                 continue
             if _ids_before(episode, number) == prompt_ids:
@@ -80,7 +80,7 @@ class RecordedEngine(BaseRollout):
         """Does nothing: there are no weights."""
 
 
-def _sampled_turns(request_id: str, episode: Recorded) -> Iterator[Completion]:
+def sampled_turns(request_id: str, episode: Recorded) -> Iterator[Completion]:
     """Yields what was sampled, turn by turn, as far as the rows hold it."""
     for number, turn in enumerate(episode["turns"]):
         token_ids = []

@@ -3,6 +3,7 @@
     config_store     ConfigStore (config_sections: its fields; import_paths: objects in its YAML)
     trainer          RayPPOTrainer, create_trainer (metrics_history: what fit returns)
     rollout_data     RolloutData: a batch by episode and turn
+    evaluation       evaluate: a model's scores on tasks, without training
     engines          create_inference_engine, BatchInferenceManager
     multi_turn       MultiTurnInferenceEngine: conversations, and episodes in an environment
     algo, ppo_batch  losses and advantages on tensors; the tensors of an update by hand
@@ -35,6 +36,7 @@ from setup.engines import (
     VLLMInferenceEngine,
     create_inference_engine,
 )
+from setup.evaluation import evaluate
 from setup.multi_turn import MultiTurnInferenceEngine
 from setup.ppo_batch import PPOBatch
 from setup.rollout_data import RolloutData

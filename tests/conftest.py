@@ -26,6 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.prepare_quickstart import warm_up as warm_up_game
 from examples.prepare_tiny_prompts import make_model, make_tokenizer, warm_up, write_prompts
+from scripts.browser import Browser, what_is_missing
 from training.core_algos import registry
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -135,3 +136,23 @@ def tiny_game(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     return folder
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """A headless browser that all tests share; see `browser`."""
+    missing = what_is_missing()
+    if missing:
+        pytest.skip(missing)
+    with Browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Browser:
+    """The browser, of the usual size, which has said and asked for nothing yet."""
+    chromium.resize(1400, 900)
+    chromium.open("about:blank")
+    chromium.console()
+    chromium.requests()
+    return chromium

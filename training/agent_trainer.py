@@ -7,12 +7,10 @@ Invariant: what an episode faces follows from (run seed, step, number in the ste
 resumed run meets what it would have met.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -24,22 +22,20 @@ from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
+from training.config.model_settings import model_settings
 from training.environment_trial import try_agents
 from training.episode_batches import add_row_columns, as_tasks, environment_rewards
 from training.ray_trainer import Collate, RayPPOTrainer
 from training.run.abort_policy import FailureWatch, require_same_tasks
 from training.run.checkpoint_contents import DriverState
 from training.run.data_position import Rows
-from training.run.episode_files import write_episodes
 from training.run.metrics.episode_metrics import episode_metrics
 from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
-from workers.environments.pool import environment_name, environment_source
+from workers.environments.names import environment_name, environment_source
 from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs
 from workers.programs.spec import ProgramSpec
 from workers.rollout.episode_descriptions import describe_episodes
-
-logger = logging.getLogger(__name__)
 
 # Of an episode metric's names, those that validation shows too begin with one of these.
 VALIDATION_METRICS = (
@@ -78,6 +74,10 @@ class AgentTrainer(RayPPOTrainer):
         config = read_config(config, own_data=True, own_agents=brings_agents)
         config = anchored(config).with_correction
         self.specs = agent_specs(config, agent_cls) if specs is None else list(specs)
+        self.specs = [
+            replace(spec, models=model_settings(config)) if isinstance(spec, AgentSpec) else spec
+            for spec in self.specs
+        ]
         if not self.specs:
             raise ValueError(
                 "AgentTrainer has nothing to act in: set agent.environment, or give agent_cls or "
@@ -98,9 +98,7 @@ class AgentTrainer(RayPPOTrainer):
             if not kwargs.get(name):
                 kwargs[name] = default
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, **kwargs)
-        self.alarms.paid_by_environment = (
-            self.reward_fn is environment_rewards and not config.reward_model.enable
-        )
+        self.alarms.paid_by_environment = self._is_paid_by_environment(validate=False)
 
     def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
         return as_tasks
@@ -157,24 +155,17 @@ class AgentTrainer(RayPPOTrainer):
         rollout.reset(gen_batch)
         episodes = rollout.rollout()
         batch = rollout.build_update_batch()
-        self._record_episodes(batch)
+        if self._is_paid_by_environment(validate=batch.meta_info["validate"]):
+            self.recorder.played(batch)
         # With the records there, which show the difference.
         if not self.config.agent.allow_different_tasks:
             require_same_tasks(episodes, self.suite.names)
         return batch
 
-    def _record_episodes(self, batch: DataProto) -> None:
-        """Writes the episodes to `agent.episodes_dir`, where that is set."""
-        folder = self.config.agent.episodes_dir
-        if not folder:
-            return
-        try:
-            write_episodes(Path(folder), batch)
-        # A full disk costs the records, not the run.
-        except OSError as error:
-            logger.warning(
-                "agent.episodes_dir: step %d was not written: %s", self.global_steps, error
-            )
+    def _is_paid_by_environment(self, *, validate: bool) -> bool:
+        """Checks whether the environment's rewards are the scores, and nothing else is."""
+        reward_fn = self.val_reward_fn if validate else self.reward_fn
+        return reward_fn is environment_rewards and not self.config.reward_model.enable
 
     def on_restored(self, batch: DataProto) -> None:
         """Keeps the facts of episodes that a checkpoint had in flight, for their step's metrics."""
@@ -213,11 +204,7 @@ class AgentTrainer(RayPPOTrainer):
         if self.multi_turn_rollout is None:
             return metrics
         episodes = self.multi_turn_rollout.take_facts(validate=True)
-        if episodes:
-            for name, value in episode_metrics(episodes, self.suite.names).items():
-                if name.startswith(VALIDATION_METRICS):
-                    metrics[f"val-aux/{name}"] = value
-        return metrics
+        return metrics | validation_endings(episodes, self.suite.names)
 
     # Checkpoints
 
@@ -230,6 +217,17 @@ class AgentTrainer(RayPPOTrainer):
         super().load_driver_state(state)
         if state.suite is not None:
             self.suite.load_state_dict(state.suite)
+
+
+def validation_endings(episodes: Sequence[EpisodeFacts], names: Sequence[str]) -> dict[str, float]:
+    """Computes how a validation's episodes ended; none without episodes."""
+    if not episodes:
+        return {}
+    metrics = {}
+    for name, value in episode_metrics(episodes, names).items():
+        if name.startswith(VALIDATION_METRICS):
+            metrics[f"val-aux/{name}"] = value
+    return metrics
 
 
 def make_suite(config: PPOConfig, specs: Sequence[AgentSpec | ProgramSpec]) -> EnvironmentSuite:

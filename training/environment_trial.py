@@ -20,12 +20,8 @@ from data.watchdog import ATTEMPT
 from training.config import PPOConfig
 from training.config.loader import ConfigError
 from training.program_trial import try_programs
-from workers.environments.pool import (
-    CannotBuild,
-    EnvironmentPool,
-    environment_name,
-    environment_source,
-)
+from workers.environments.names import CannotBuild, environment_name, environment_source
+from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
 from workers.multi_turn_rollout import open_pool, reward_problems
 from workers.programs.spec import ProgramSpec

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from custom.reward_managers.unscored import UNSCORED
 from data.protocol import DataProto
 from training.batch.dynamic_sampling import collect_varied_groups
 from training.batch.episode_rows import EpisodeRows, group_keys
@@ -40,6 +41,11 @@ class StepGenerator:
         With `filter_groups` the batch is scored, and has further rows' prompts where a group's
         rewards do not differ.
         """
+        number = self.trainer.global_steps if step is None else step
+        with self.trainer.progress.showing(f"step {number}"):
+            return self._generate(rows, step)
+
+    def _generate(self, rows: Rows, step: int | None) -> tuple[DataProto, Metrics]:
         settings = self.config.algorithm.filter_groups
         if not settings.enable:
             return self._answers(rows, 0, step), {}
@@ -52,7 +58,9 @@ class StepGenerator:
         for number in itertools.count():
             batch = self._answers(rows, number * self.config.prompts_per_step, step)
             scores, infos = trainer.score(batch, trainer.reward_fn)
-            yield trainer.phases.add_rewards(batch, scores, infos)
+            scored = trainer.phases.add_rewards(batch, scores, infos)
+            trainer.recorder.scored(scored)
+            yield scored
             rows = trainer.row_stream.draw()
 
     def _answers(self, rows: Rows, first_group: int, step: int | None) -> DataProto:
@@ -69,16 +77,26 @@ class StepGenerator:
             greedy_prompts = trainer.prompt_batch(rows, 1, first_group, step=step)
             greedy_prompts.meta_info["do_sample"] = False
             baseline_of_group = self._rewards_by_group(greedy_prompts)
-            batch.batch["reward_baselines"] = torch.tensor(
-                [baseline_of_group[key] for key in group_keys(batch)]
-            )  # (B,)
+            baselines = torch.tensor([baseline_of_group[key] for key in group_keys(batch)])  # (B,)
+            is_unscored = baselines.isnan()
+            if is_unscored.any() and self.config.agent.on_failure != "zero":
+                kept = (~is_unscored)[:, None]
+                batch.batch["response_mask"] = batch.batch["response_mask"] * kept
+            batch.batch["reward_baselines"] = baselines.nan_to_num(0.0)
         return batch
 
     def _rewards_by_group(self, prompts: DataProto) -> dict[str, float]:
-        """Answers prompts, of which each is a group, and returns their rewards by group."""
+        """Answers prompts, of which each is a group, and returns their rewards by group.
+
+        The reward is NaN where a model beside the policy did not judge the answer.
+        """
         batch = self.trainer._generate_multi_turn_sequences(prompts)
-        scores, _ = self.trainer.score(batch, self.trainer.reward_fn)
+        scores, infos = self.trainer.score(batch, self.trainer.reward_fn)
         episodes = EpisodeRows(batch)
         rewards = episodes.join(scores).sum(dim=1).tolist()
+        if UNSCORED in infos:
+            for number, rows in enumerate(episodes.rows):
+                if any(infos[UNSCORED][row] for row in rows):
+                    rewards[number] = float("nan")
         keys = group_keys(batch)[episodes.first]
         return dict(zip(keys, rewards, strict=True))

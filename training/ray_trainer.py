@@ -55,13 +55,11 @@ from training.run.data_position import (
     open_row_stream,
 )
 from training.run.episode_files import dump
-from training.run.metrics.step_metrics import (
-    compute_data_metrics,
-    compute_throughout_metrics,
-    compute_timing_metrics,
-)
+from training.run.episode_recorder import EpisodeRecorder
+from training.run.metrics.model_metrics import take_model_metrics
+from training.run.metrics.step_metrics import compute_step_metrics
+from training.run.progress import Progress
 from training.run.ray_cluster import ray_cluster
-from training.run.recorded_config import record_config
 from training.run.roles import (
     ResourcePoolManager,
     Role,
@@ -72,10 +70,16 @@ from training.run.roles import need_critic as need_critic
 from training.run.roles import need_reference_policy as need_reference_policy
 from training.run.roles import need_reward_model as need_reward_model
 from training.run.run_lock import run_lock
+from training.run.run_log import RunLog
 from training.run.signals import EndingSignals
-from training.run.step_source import GeneratedStep, OnDemandSource, PendingStep, StepSource
+from training.run.step_source import (
+    GeneratedStep,
+    OnDemandSource,
+    PendingStep,
+    StepSource,
+    warn_if_nothing_to_train,
+)
 from training.run.step_timer import StepTimer
-from training.run.trackers import open_trackers
 from training.run.worker_group_protocol import RolloutGroup
 from training.step_phases import StepPhases
 from training.validation import validate
@@ -113,6 +117,8 @@ class RayPPOTrainer:
         in_step: the weights are in the midst of a step, which must come to its end before a run can
             be saved.
         multi_turn_rollout: plays the agents of a subclass, which makes it in `init_workers`.
+        val_generations: a validation's answers that trackers are still to show, as many as
+            `trainer.log_val_generations` asks for.
     """
 
     def __init__(
@@ -160,6 +166,7 @@ class RayPPOTrainer:
         self.global_steps = 0
         self.position = DataPosition()
         self.in_step = False
+        self.val_generations: list[dict[str, Any]] = []
         self.signals = EndingSignals(postpone=lambda: self.in_step)
         # Gives back, in the end, the run's folder, Ray and the workers' processes.
         self.resources: ExitStack | None = None
@@ -173,6 +180,8 @@ class RayPPOTrainer:
         steps_of_all_epochs = config.trainer.total_epochs * batches_per_epoch
         self.total_training_steps = config.trainer.total_training_steps or steps_of_all_epochs
         self.alarms = Alarms(config, self.total_training_steps, batches_per_epoch, tokenizer)
+        self.recorder = EpisodeRecorder(config, Path(config.episodes_dir).absolute(), tokenizer)
+        self.progress = Progress(config.trainer.progress)
         self.generator = StepGenerator(self)
         self.step_source = self._make_step_source()
 
@@ -226,6 +235,7 @@ class RayPPOTrainer:
         """Closes environments and ends the workers' processes; the trainer is of no use then."""
         close_environments(self.multi_turn_rollout)
         self.step_source.shutdown()
+        self.recorder.flush()
         if self.resources is not None:
             self.resources.close()
         self.resources = None
@@ -239,19 +249,14 @@ class RayPPOTrainer:
             self.init_workers()
         if self.global_steps == 0:
             self.load_checkpoint()
-        record_config(self.run_dir, self.config, self.global_steps)
-        tracking = open_trackers(
-            self.config, self.run_dir, self.global_steps, self.total_training_steps
-        )
-        with self.signals, tracking:
+        with self.signals, RunLog(self) as log:
             metrics: Metrics = {}
             if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
                 metrics = self.validate()
-                if metrics:
-                    tracking.log(metrics, step=self.global_steps)
+                log.add(metrics)
             if trainer.val_only:
                 return metrics
-            self._warn_if_nothing_to_train()
+            warn_if_nothing_to_train(self.global_steps, self.total_training_steps)
             last_step = self.total_training_steps
             self._end_step()
             with self.saver.ends_saves(lambda: None if self.in_step else self.snapshot):
@@ -261,7 +266,7 @@ class RayPPOTrainer:
                         metrics |= self.validate()
                     if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
-                    tracking.log(metrics, step=self.global_steps)
+                    log.add(metrics)
                     self.on_step(metrics)
                     self.saver.poll()
                     self._end_step()
@@ -323,7 +328,9 @@ class RayPPOTrainer:
         dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.on_batch(batch)
         metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
-        return metrics | self.alarms.check(batch, metrics, self.global_steps)
+        metrics |= self.alarms.check(batch, metrics, self.global_steps)
+        self.recorder.trained(batch, phases.take_update_records(), metrics, self.global_steps)
+        return metrics
 
     def learn(self, batch: DataProto) -> Metrics:
         """Makes a step of a batch that `generate` gave; returns its metrics."""
@@ -336,6 +343,7 @@ class RayPPOTrainer:
         self.saver.poll()
         self.in_step = True
         staleness = self.step_source.mask_stale_groups(generated.batch, self.global_steps)
+        self.recorder.begin_update(generated.batch)
         return generated.batch, generated.metrics | staleness
 
     def _end_step(self) -> None:
@@ -412,14 +420,13 @@ class RayPPOTrainer:
         return validate(self)
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> Metrics:
-        ranks = self.config.trainer.all_ranks
+        special = self.tokenizer.all_special_ids
         return {
             "training/global_step": self.global_steps,
             "training/epoch": self.position.epoch,
-            **compute_data_metrics(batch, use_critic="values" in batch.batch),
-            **compute_timing_metrics(batch, timer.seconds),
-            **compute_throughout_metrics(batch, timer.seconds, ranks),
+            **compute_step_metrics(batch, timer.seconds, self.config.trainer.all_ranks, special),
             **metrics_of_episodes(self.multi_turn_rollout, self.global_steps),
+            **take_model_metrics(self.config.agent.models, batch),
         }
 
     def _validates_now(self) -> bool:
@@ -427,14 +434,6 @@ class RayPPOTrainer:
         frequency = self.config.trainer.test_freq
         is_last = self.global_steps >= self.total_training_steps
         return is_last or (frequency > 0 and self.global_steps % frequency == 0)
-
-    def _warn_if_nothing_to_train(self) -> None:
-        if self.global_steps >= self.total_training_steps:
-            logger.warning(
-                f"nothing to train: the run is at step {self.global_steps} of "
-                f"{self.total_training_steps}; trainer.total_training_steps or total_epochs "
-                "extends it, trainer.resume_mode=disable starts it anew"
-            )
 
     # Checkpoints
 
@@ -490,9 +489,12 @@ class RayPPOTrainer:
         if checkpoint is None:
             if not trainer.val_only:
                 set_aside(self.run_dir)
+            self.recorder.start_from(0)
             return
         self.saver.load_groups(checkpoint)
         self.load_driver_state(load_driver_state(checkpoint))
         self.step_source.restore(checkpoint)
+        restored = [step.result().batch.meta_info for step in self.step_source.in_flight()]
+        self.recorder.start_from(self.global_steps, [info["global_steps"] for info in restored])
         self.sync_weights()
         logger.info("resumed from %s", checkpoint)

@@ -1,6 +1,8 @@
 """Validates: the same prompts every time, answered and scored, never trained on."""
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -8,12 +10,56 @@ import numpy as np
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.run.episode_files import dump, readable_rows
+from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.validation_metrics import (
     flatten_validation_metrics,
     process_validation_metrics,
+    reward_intervals,
 )
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ValidationSamples:
+    """Holds what a validation's episodes got, an entry an episode, a task's samples side by side.
+
+    Attributes:
+        sources: the data source, or environment.
+        uids: the task's.
+        endings: how the episode ended.
+        tokens: that the policy sampled.
+        infos: variable -> values, None where an episode has none; `reward` is one of them.
+    """
+
+    sources: list[str] = field(default_factory=list)
+    uids: list[str] = field(default_factory=list)
+    endings: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    infos: dict[str, list[Any]] = field(default_factory=dict)
+
+    @property
+    def rewards(self) -> list[float]:
+        """Returns the episodes' rewards; none where nothing was played."""
+        return self.infos.get("reward", [])
+
+    def add(self, batch: DataProto, values: Mapping[str, list[Any]], source_key: str) -> None:
+        """Adds a batch with one row an episode, and the values of those."""
+        size = len(batch)
+        columns = batch.non_tensor_batch
+        # A source may have entries that others have not.
+        for name in self.infos.keys() | values.keys():
+            column = self.infos.setdefault(name, [None] * len(self.uids))
+            column.extend(values.get(name, [None] * size))
+        self.sources += [str(name) for name in columns.get(source_key, np.full(size, "unknown"))]
+        self.endings += [str(ending) for ending in columns.get("ending", np.full(size, "unknown"))]
+        self.uids += list(columns["uid"])
+
+    def metrics(self, seed: int) -> dict[str, float]:
+        """Computes a validation's metrics, as `val-core/SOURCE/reward/mean@N`."""
+        nested = process_validation_metrics(self.sources, self.uids, self.infos, seed=seed)
+        metrics = flatten_validation_metrics(nested)
+        return metrics | reward_intervals(self.sources, self.uids, self.rewards)
 
 
 def validate(trainer: Any) -> dict[str, float]:
@@ -23,34 +69,39 @@ def validate(trainer: Any) -> dict[str, float]:
     """
     if trainer.val_dataloader is None:
         return {}
-    sources: list[str] = []
-    uids: list[str] = []
-    infos: dict[str, list[Any]] = {}
+    metrics = play_validation(trainer).metrics(trainer.seed)
+    asked = take_model_metrics(trainer.config.agent.models)
+    return metrics | {f"val-aux/{name}": value for name, value in asked.items()}
+
+
+def play_validation(trainer: Any) -> ValidationSamples:
+    """Answers and scores the validation prompts, or plays the validation's episodes."""
+    samples = ValidationSamples()
+    trainer.val_generations = []
     n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
-    source_key = trainer.config.data.reward_fn_key
+    trainer.recorder.begin_validation(trainer.global_steps)
     for rows in trainer.val_dataloader:
-        batch, scored = _validate_batch(trainer, rows, n, first_group=len(uids) // n)
-        size = len(batch)
-        names = batch.non_tensor_batch.get(source_key, np.full(size, "unknown"))
-        # A source may have entries that others have not.
-        for name in infos.keys() | scored.keys():
-            values = infos.setdefault(name, [None] * len(uids))
-            values.extend(scored.get(name, [None] * size))
-        sources += [str(name) for name in names]
-        uids += list(batch.non_tensor_batch["uid"])
-    nested = process_validation_metrics(sources, uids, infos, seed=trainer.seed)
-    return flatten_validation_metrics(nested)
+        first_group = len(samples.uids) // n
+        batch, values, tokens = _validate_batch(trainer, rows, n, first_group)
+        samples.add(batch, values, trainer.config.data.reward_fn_key)
+        samples.tokens += tokens
+    return samples
 
 
 def _validate_batch(
     trainer: Any, rows: dict[str, Any], n: int, first_group: int
-) -> tuple[DataProto, dict[str, list[Any]]]:
-    """Answers and scores some prompts; returns one row an episode, and its values by name."""
+) -> tuple[DataProto, dict[str, list[Any]], list[int]]:
+    """Answers and scores some prompts.
+
+    Returns: one row an episode; its values by name; the tokens that it sampled.
+    """
     settings = trainer.config.trainer
     prompts = trainer.prompt_batch(rows, n, first_group, validate=True)
-    batch = trainer._generate_multi_turn_sequences(prompts)
+    with trainer.progress.showing("validation"):
+        batch = trainer._generate_multi_turn_sequences(prompts)
     scores, infos = trainer.score(batch, trainer.val_reward_fn)
     batch.batch["token_level_scores"] = scores
+    trainer.recorder.scored(batch)
     dump(
         batch,
         settings.validation_data_dir,
@@ -60,19 +111,22 @@ def _validate_batch(
     )
     trainer.on_batch(batch)
     left_to_log = settings.log_val_generations - first_group * n
-    _log_generations(trainer, batch, most=left_to_log)
+    trainer.val_generations += _log_generations(trainer, batch, most=left_to_log)
     episodes = EpisodeRows(batch)
     values = {}
     for name, row_values in infos.items():
         values[name] = [row_values[row] for row in episodes.first]
     values["reward"] = episodes.join(scores).sum(dim=1).tolist()
-    return batch.select_idxs(episodes.first), values
+    sampled = episodes.join(batch.batch["response_mask"]).sum(dim=1).tolist()
+    return batch.select_idxs(episodes.first), values, [int(count) for count in sampled]
 
 
-def _log_generations(trainer: Any, batch: DataProto, most: int) -> None:
-    """Logs the first rows as text."""
+def _log_generations(trainer: Any, batch: DataProto, most: int) -> list[dict[str, Any]]:
+    """Logs the first rows as text, and returns them."""
     shown = batch.slice(0, max(0, min(most, len(batch))))
-    for row in readable_rows(shown, trainer.tokenizer):
+    rows = list(readable_rows(shown, trainer.tokenizer))
+    for row in rows:
         logger.info(
             "validation, reward %.3f\n%s\n--> %s", row["score"], row["input"], row["output"]
         )
+    return rows

@@ -185,7 +185,10 @@ class DataParallelPPOActor(UpdateLoop):
             watch_gradient(log_prob, fields["advantages"], metrics)
             if values:
                 watch_values(values[0], micro, metrics)
-        return MicroLoss(loss, metrics, maxima)
+        tokens = {"log_prob": log_prob, "entropy": entropy}
+        if not has_old_log_probs and "rollout_is_weights" in fields:
+            tokens["rollout_is_weights"] = fields["rollout_is_weights"]
+        return MicroLoss(loss, metrics, maxima, tokens)
 
     def _observation_loss(self, log_prob: Tensor, fields: LossFields, micro: DataProto) -> Tensor:
         """Computes this micro-batch's share of the mean loss of the environment's tokens."""

@@ -35,6 +35,7 @@ from workers.model.loss_fields import (
 from workers.model.movement import moved_tensors, sample_numbers
 from workers.model.packing_check import check_forward
 from workers.model.policy_model import PolicyModel, PolicyValueModel
+from workers.model.token_record import TokenRecorder, UpdateRecord
 from workers.multi_turn_rollout import AgentRollout
 from workers.ranks import memory, offload, process_groups, sharding, worker_process
 from workers.ranks.dispatch import Dispatch, register
@@ -103,6 +104,9 @@ class ActorRolloutRefWorker(TrainingWorker):
             forward=settings,
             critic=self.config.critic,
         )
+        if self.config.agent.records_episodes:
+            self.actor.recorder = TokenRecorder(settings.sequence_ranks)
+            self.actor.records_gradients = self.config.agent.record_gradients
 
     def _init_reference(self) -> None:
         spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)
@@ -399,6 +403,13 @@ class ActorRolloutRefWorker(TrainingWorker):
     def finish_update(self) -> Metrics:
         """Makes the step that `add_groups` prepared, and one of the schedule; returns metrics."""
         return self._update("actor", partial(self.actor.finish_update, "actor"))
+
+    @register(Dispatch.ALL_TO_ALL)
+    def take_update_record(self) -> UpdateRecord | None:
+        """Returns what the last update made of this rank's tokens, once; None: nothing is there."""
+        if self.actor.recorder is None:
+            return None
+        return self.actor.recorder.take()
 
 
 def reference_tensors(module: nn.Module) -> dict[str, Tensor]:

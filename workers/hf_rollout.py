@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, TopKLogitsWarper, TopPLogitsWarper
 
+from data.play_counts import PLAYED
 from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.rollout.base_rollout import BaseRollout
@@ -55,6 +56,7 @@ class HFRollout(BaseRollout):
 
     completes_batches = True
     updates_in_flight = True
+    counts_tokens = True
 
     def __init__(
         self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None
@@ -145,6 +147,7 @@ class HFRollout(BaseRollout):
             generators = [request.generator for request in batch]
             tokens, log_probs = sample_tokens(logits, sampling, generators)
             append_tokens(batch, tokens, log_probs)
+            PLAYED.tokens += len(running)
             ids = tokens[:, None]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
             positions = positions[:, -1:] + 1

@@ -21,17 +21,21 @@ import torch.distributed as dist
 from custom.agent import AgentSpec
 from custom.env import Task
 from custom.env_suite import EnvironmentSuite
+from custom.models.usage import USAGE
+from custom.tools.mcp_session import McpServer
 from data.array_ops import object_array
 from data.protocol import DataProto
 from data.seeds import step_info
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.config.model_settings import model_settings
 from training.config.schema.agent import OWN_PYTHON, PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.reward import CustomRewardFunctionConfig
 from workers.agent_pools import AgentSpecs, open_mixed_pool, program_players
 from workers.agent_pools import open_pool as open_pool
-from workers.environments.pool import EnvironmentPool, environment_name
+from workers.environments.names import environment_name
+from workers.environments.pool import EnvironmentPool
 from workers.programs.spec import ProgramSpec
 from workers.programs.with_verifiers.spec import verifiers_spec
 from workers.ranks.process_groups import from_leader, is_leader
@@ -40,6 +44,7 @@ from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout.episode_records import episode_facts, episode_record
 from workers.rollout.failure_policy import apply_failure_policy
+from workers.rollout.token_origins import RowOrigins, TokenOrigins
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 
@@ -87,6 +92,7 @@ class AgentRollout:
             template_kwargs=dict(config.data.apply_chat_template_kwargs),
             eos_token_ids=engine.eos_token_ids,
         )
+        self.origins = TokenOrigins(self.tokens)
         self.pool = None
         if is_leader(group):
             self.pool = open_mixed_pool(config, specs, engine.max_model_len)
@@ -146,15 +152,21 @@ class AgentRollout:
         """Makes a batch of the episodes' rows, in order, once the failure policy was applied.
 
         Returns:
-            What `build_batch` gives, `environment_rewards` (B, R), the description's columns,
-            `anchors`, `ending`, `episode_row` (number of the row in its episode) and
-            `episode_facts` (a dict in each episode's first row, None in others); where programs
-            play, those of `speaker_columns`.
+            What `build_batch` gives, `environment_rewards` (B, R), where episodes are recorded
+            `token_origins` (B, R), the description's columns, `anchors`, `ending`, `episode_row`
+            (number of the row in its episode) and `episode_facts` (a dict in each episode's first
+            row, None in others); where programs play, those of `speaker_columns`.
         """
-        facts = self._apply_failure_policy(episodes)
+        origins = self._token_origins(episodes)
+        facts = self._apply_failure_policy(episodes, origins)
         training_rows = list_training_rows(episodes)
         rows = [each.row for each in training_rows]
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
+        if self.config.agent.records_episodes:
+            flat_origins = [row.origins for of_episode in origins for row in of_episode]
+            batch.batch["token_origins"] = torch.from_numpy(
+                origin_matrix(flat_origins, self.engine.response_length)
+            )  # (B, R)
         rewards = reward_matrix(rows, self.engine.response_length)
         batch.batch["environment_rewards"] = torch.from_numpy(rewards)  # (B, R)
         descriptions = np.array(
@@ -173,17 +185,25 @@ class AgentRollout:
             columns |= speaker_columns(training_rows, columns["data_source"])
         return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
-    def _apply_failure_policy(self, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    def _token_origins(self, episodes: Sequence[Episode]) -> list[list[RowOrigins]]:
+        """Tells where the tokens of each episode's rows come from, where episodes are recorded."""
+        if not self.config.agent.records_episodes:
+            return [[] for _ in episodes]
+        return [self.origins.of_episode(episode) for episode in episodes]
+
+    def _apply_failure_policy(
+        self, episodes: Sequence[Episode], origins: Sequence[Sequence[RowOrigins]]
+    ) -> list[dict[str, Any]]:
         """Applies the failure policy to each episode, and returns their facts.
 
-        Where episodes are written to files, the facts hold a `record`: of the episode before that.
+        Where episodes are recorded, the facts hold a `record`: of the episode before that.
         """
         agent = self.config.agent
         facts = []
-        for episode in episodes:
+        for episode, of_rows in zip(episodes, origins, strict=True):
             record = {}
-            if agent.episodes_dir is not None:
-                record = {"record": episode_record(episode)}
+            if agent.records_episodes:
+                record = {"record": episode_record(episode, of_rows)}
             apply_failure_policy(episode, agent)
             facts.append(episode_facts(episode) | record)
         return facts
@@ -234,6 +254,12 @@ def reward_matrix(rows: Sequence[Row], width: int) -> np.ndarray:
     return rewards
 
 
+def origin_matrix(origins: Sequence[bytes], width: int) -> np.ndarray:
+    """Returns where each row's tokens come from, 0 on padding: (B, width) int8."""
+    padded = b"".join(of_row.ljust(width, b"\0") for of_row in origins)
+    return np.frombuffer(bytearray(padded), np.int8).reshape(len(origins), width)
+
+
 # How agents and their environments are built.
 
 
@@ -266,6 +292,9 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
             agent_name=agent.cls.name or "Agent",
             agent_cls=agent_cls,
             tools=agent.tools,
+            mcp_servers=tuple(
+                McpServer(name=name, **vars(server)) for name, server in agent.mcp_servers.items()
+            ),
             parser=agent.parser,
             include_state=agent.include_state,
             prompt_template=environment.prompt_template,
@@ -275,6 +304,7 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
             reward_kwargs=reward.reward_kwargs,
             max_turn=environment.max_turn,
             max_turn_tokens=environment.max_turn_tokens,
+            models=model_settings(config),
         )
         specs.append(spec)
     return specs
@@ -429,6 +459,8 @@ class SyncMultiTurnRollout:
         self.batch = self.actor_rollout_wg.run_episodes(self.episodes)
         column = self.batch.non_tensor_batch["episode_facts"]
         facts = [entry for entry in column if entry is not None]
+        for episode in facts:
+            USAGE.add(episode["models"])
         info = self.episodes.meta_info
         if info.get("do_sample", True):
             key = (bool(info["validate"]), info["global_steps"])

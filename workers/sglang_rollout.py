@@ -183,6 +183,8 @@ class SGLangRollout(BaseRollout):
         self.asleep: set[Part] = set()
         passed_on = config.engine_kwargs.get("sglang", {})
         self.shared = "base_url" in passed_on
+        # A server has what it was started with, or was sent last.
+        self.reads_folder = not self.shared
         self.client: Server | LocalEngine
         if self.shared:
             self.client = Server(**passed_on)

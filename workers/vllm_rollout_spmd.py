@@ -76,6 +76,7 @@ class vLLMRollout(BaseRollout):
     updates_in_flight = True
     tensor_parallel = True
     takes_adapters = True
+    reads_folder = True
 
     def __init__(
         self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None

@@ -45,15 +45,17 @@ class ToolDefinition:
 class Tool(ABC):
     """Answers calls of the model; write `definition` and `execute`.
 
-    class Echo(Tool):
-        definition = ToolDefinition(
-            name="echo",
-            description="Echoes.",
-            parameters={"type": "object", "properties": {"text": {"type": "string"}}},
-        )
+    The smallest one:
 
-        def execute(self, text: str = "") -> str:
-            return text
+        class Echo(Tool):
+            definition = ToolDefinition(
+                name="echo",
+                description="Echoes.",
+                parameters={"type": "object", "properties": {"text": {"type": "string"}}},
+            )
+
+            def execute(self, text: str = "") -> str:
+                return text
     """
 
     definition: ToolDefinition
@@ -64,6 +66,9 @@ class Tool(ABC):
         Args:
             task: the dataset's row that the episode plays, by column; empty without a dataset.
         """
+
+    def close(self) -> None:  # noqa: B027
+        """Frees what the tool holds, when its agent is closed; made to be overridden."""
 
     @abstractmethod
     def execute(self, *args: Any, **arguments: Any) -> Any:

@@ -20,6 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from training.run.validation_names import is_validation_reward
+
 GAMES: dict[str, str] = {
     "FrozenLake": "{name: 'gymnasium:FrozenLake-v1', kwargs: {is_slippery: false}}",
     "CliffWalking": "{name: 'gymnasium:CliffWalking-v1'}",
@@ -88,7 +90,7 @@ def play(name: str, steps: int, folder: Path) -> bool:
     lines = [
         json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()
     ]
-    greedy = [value for line in lines for key, value in line.items() if key.startswith("val-core/")]
+    greedy = [value for line in lines for key, value in line.items() if is_validation_reward(key)]
     trained = [line for line in lines if "critic/score/mean" in line]
     failed = sum(line["agent/failed"] for line in trained)
     print(

@@ -37,6 +37,7 @@ from training.config import PPOConfig
 from training.config.loader import load_config
 from training.config.reference import to_yaml
 from training.ray_trainer import RayPPOTrainer
+from training.run.validation_names import is_validation_reward
 from workers.multi_turn_rollout import SyncMultiTurnRollout
 from workers.rollout.episode import ENDINGS
 
@@ -424,7 +425,7 @@ def test_agents_play_the_environments_of_env_template_in_turn(tiny_game, tmp_pat
         assert batch.non_tensor_batch["data_source"].tolist() == names
         texts = trainer.tokenizer.batch_decode(batch.batch["prompts"])
         assert ["guess the number" in text for text in texts] == [name == "Even" for name in names]
-    found = {name for name in read_steps(tmp_path)[0] if name.startswith("val-core")}
+    found = {name for name in read_steps(tmp_path)[0] if is_validation_reward(name)}
     assert found == {"val-core/Even/reward/mean@1", "val-core/Higher/reward/mean@1"}
 
 

@@ -199,6 +199,21 @@ def test_entropy_that_collapses_is_named(tiny_game: Path, tmp_path: Path) -> Non
     assert "entropy_collapse" in alarms[1] | alarms[2]
 
 
+def test_a_reward_bug_that_pays_for_empty_answers_is_named(tiny_game: Path, tmp_path: Path) -> None:
+    """The bug is there from the start; it is named once the policy has found it."""
+    stories = Path(__file__).with_name("story_games.py")
+    settings = (
+        *GRPO[:3],
+        f"agent.environment.path={stories}",
+        "agent.environment.cls=PaysForSilence",
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.actor.optim.lr=1e-2",
+        "trainer.total_training_steps=4",
+    )
+    alarms = watch(game_config(tiny_game, tmp_path, *settings))
+    assert not alarms[0] and "silence_paid" in alarms[3], f"rang: {alarms}"
+
+
 @pytest.mark.parametrize(
     "settings",
     [GRPO, PPO, (*GRPO, *KL), ("algorithm.adv_estimator=reinforce_plus_plus", *GRPO[1:])],

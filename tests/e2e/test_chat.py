@@ -109,10 +109,11 @@ def test_a_person_is_the_policy_and_no_weights_are_read(
     assert person.replay() == replay.SAME
 
 
-def test_who_leaves_as_the_policy_leaves_a_record(
+def test_who_leaves_as_the_policy_leaves_a_record_whatever_a_run_would_keep(
     person: Person, tiny_game: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert person.chat(tiny_game / "model", "5\n", "--as", "policy") == 0
+    words = ("--as", "policy", "agent.episodes_keep=0")
+    assert person.chat(tiny_game / "model", "5\n", *words) == 0
     episode = person.episode()
     assert (episode["ending"], episode["error"]) == ("engine_error", "the person left")
     assert "the person left; recorded in" in capsys.readouterr().out
@@ -143,7 +144,7 @@ def test_wrong_words_are_told_before_anything_is_loaded(
 ) -> None:
     model = tiny_game / "model"
     assert person.chat(Path("/nowhere/at/all"), "") == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "there is no /nowhere/at/all" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="0 is the first"):
         person.chat(model, "", "--episode", "-1")
     with pytest.raises(ConfigError, match="'--turns' is no option"):
@@ -171,9 +172,12 @@ def test_ctrl_c_ends_a_chat_with_its_record(tiny_game: Path, tmp_path: Path) -> 
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("guess\n")
         process.stdin.flush()
-        # The policy has answered: it is the person's turn.
-        while "turn 1 of 4" not in (line := process.stdout.readline()):
-            assert line
+        # The policy has answered, and the person is asked.
+        shown = ""
+        while not ("turn 1 of 4" in shown and shown.endswith("environment> ")):
+            character = process.stdout.read(1)
+            assert character, shown
+            shown += character
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait(60) == 0

@@ -7,8 +7,10 @@ Where it needs a hub, a GPU or other machines, it is run as far as it goes here.
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +20,8 @@ import pytest
 
 import main
 from tests.conftest import PROJECT
+from training.run.episodes import main as make_viewer
+from training.run.export import main as export
 from training.run.signals import EndingSignals
 
 DOCS = sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "docs").glob("*.md"))
@@ -71,7 +75,14 @@ ELSEWHERE = {
     "export RAY_AUTH_MODE": "tests/e2e/test_nodes.py",
     "source .venv/bin/activate": "scripts/setup_env.sh",
     "python -m sglang.launch_server": "tests/e2e/test_sglang.py",
+    "python scripts/replay.py RUN_DIR/chats": "tests/e2e/test_chat.py",
+    "python -m venv": "docs/trackers.md",
 }
+# What is done with a run that has ended: parts of such commands, and what stands for the run.
+AFTER_TRAINING = ("training.run.episodes", "training.run.export", "--eval", "--chat")
+RUNS = re.compile(
+    r"^(outputs/quickstart/run|outputs/one|outputs/other|RUN_DIR)(/global_step_130)?$"
+)
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -107,7 +118,12 @@ def words_of(command: str) -> list[str]:
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
 def test_a_command_of_the_docs_runs(
-    page: str, command: str, tiny_game: Path, tmp_path: Path
+    page: str,
+    command: str,
+    tiny_game: Path,
+    ended_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words, how = (
         words_of(command),
@@ -134,11 +150,61 @@ def test_a_command_of_the_docs_runs(
     elif "training.config.reference" in command:
         assert run(*words) == (PROJECT / "configs/ppo_trainer.yaml").read_text()
     elif "training.run.report" in command:
-        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "critic/score/mean": 0.5}\n')
-        assert "reward" in run(*words[:-1], str(tmp_path))
+        assert "page: " in run(*with_own_runs(words, tmp_path))
+    elif any(part in command for part in AFTER_TRAINING):
+        # Of a person who leaves at once.
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        run_after_training(words, ended_run, tiny_game, tmp_path)
     else:
         assert words[1] == "main.py", f"{page}: {command} has no way to be run here: give it one"
         run_training(words, tiny_game, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ended_run(tiny_game: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the quickstart's settings, which has made one step and a checkpoint."""
+    folder = tmp_path_factory.mktemp("ended") / "run"
+    own = [f"actor_rollout_ref.model.path={tiny_game}/model", f"trainer.default_local_dir={folder}"]
+    assert main.run(["configs/quickstart.yaml", *own, *TINY], EndingSignals()) == 0
+    return folder
+
+
+def run_after_training(words: list[str], ended_run: Path, game: Path, folder: Path) -> None:
+    """Does what a command does, with another run in the place of its own."""
+    given = []
+    runs = 0
+    for word in words[1:]:
+        of_run = RUNS.match(word)
+        if of_run:
+            run_dir = folder / f"run{runs}"
+            runs += 1
+            shutil.copytree(ended_run, run_dir)
+            word = str(run_dir / "global_step_1" if of_run[2] else run_dir)
+        elif word == "outputs/quickstart/task/model":
+            word = str(game / "model")
+        elif word in ("exported", "my_model", "my_model_at_130", "outputs/both"):
+            word = str(folder / word)
+        given.append(word)
+    if words[1] == "main.py":
+        tiny = ["agent.val_length=6", f"actor_rollout_ref.model.path={game}/model"]
+        assert main.run([*given[1:], "--out", str(folder / "out"), *tiny], EndingSignals()) == 0
+    elif "training.run.episodes" in words:
+        assert make_viewer(given[2:]) == 0
+    else:
+        assert export(given[2:]) == 0
+
+
+def with_own_runs(words: list[str], folder: Path) -> list[str]:
+    """Puts runs of one step, and a page of the test's own, in the place of a command's."""
+    own = []
+    for word in words:
+        if word.startswith("outputs/"):
+            run_dir = folder / word
+            run_dir.mkdir(parents=True)
+            (run_dir / "metrics.jsonl").write_text('{"step": 1, "critic/score/mean": 0.5}\n')
+            word = str(run_dir)
+        own.append(str(folder / word) if word.endswith(".html") else word)
+    return own
 
 
 def run_training(words: list[str], game: Path, folder: Path) -> None:
@@ -166,7 +232,7 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
     if "--plan" in words:
         assert "actor update" in run(*given, *own)
         return
-    if "--explain" in words or any(word.startswith("trainer.nnodes") for word in words):
+    if any(word.startswith(("--explain", "trainer.nnodes")) for word in words):
         # Of several machines the settings alone.
         assert "trainer.default_local_dir" in run(*given, *own, "--explain")
         return

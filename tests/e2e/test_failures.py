@@ -17,6 +17,7 @@ from data.watchdog import STALLED
 from tests.conftest import PROJECT
 from tests.e2e.test_resume import listen_to_ctrl_c, own_environment, steps_logged
 from tests.e2e.test_training import read_steps, tiny_argv
+from training.run.events import read_events
 from training.run.signals import EndingSignals
 
 # Reads its name from a file, and does each of what is written there once, at the call that stands
@@ -122,6 +123,9 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint(
     first, second = (int(start.removeprefix("step ")) for _, start in found)
     assert first in (1, 2) and second in (first + 1, first + 2), run.said
     assert [step["step"] for step in read_steps(run.folder)] == [1, 2, 3, 4, 5]
+    restarts = [event for event in read_events(run.folder / "events.jsonl") if "code" in event]
+    assert [event["code"] for event in restarts] == codes
+    assert '"status":"finished"' in (run.folder / "report.html").read_text()
     if "raise" in faults:
         assert "failed with ValueError: no score today in" in run.said
         assert "Traceback" not in run.said.partition("no score today")[2]
@@ -138,6 +142,12 @@ def test_restarts_come_to_an_end(tiny_task, tmp_path) -> None:
     assert run.end() == 128 + signal.SIGKILL, run.said
     assert [*RESTART.findall(run.said)] == [("1", "where it began", "the same settings")]
     assert "rank_0, step 1, reward" in run.said
+    # The supervisor tells of the attempt that could not.
+    events = list(read_events(run.folder / "events.jsonl"))
+    assert [event["kind"] for event in events] == ["start", "end", "restart", "start", "end"]
+    assert events[-1]["code"] == 128 + signal.SIGKILL
+    page = (run.folder / "report.html").read_text()
+    assert '"status":"crashed"' in page and "failed without a word (exit code 137" in page
 
 
 @pytest.mark.parametrize("supervised", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -155,6 +165,7 @@ def test_sigterm_in_a_rollout_saves_and_leaves(tiny_task, tmp_path, supervised) 
     saved = re.search(r"saved step (\d+) in ", run.said)
     assert saved is not None and (run.folder / f"global_step_{saved[1]}").is_dir(), run.said
     assert "restart 1" not in run.said
+    assert '"status":"interrupted"' in (run.folder / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,9 @@ SMALL = {
     "total_training_steps: 100": "total_training_steps: 2",
     "total_training_steps=20": "total_training_steps=2",
     "20.jsonl": "2.jsonl",
+    "20.npz": "2.npz",
+    "--episode 20.3.0": "--episode 2.3.0",
+    "global_step_20": "global_step_2",
 }
 FEW_STEPS = [
     "trainer.total_training_steps=2",
@@ -72,7 +76,7 @@ def test_the_readmes_environment_trains_and_its_episodes_are_read(
         if "main.py count.yaml" in command
     ]
     commands = written(small(EPISODES), game_folder)
-    assert len(own) == 1 and len(commands) == 3
+    assert len(own) == 1 and len(commands) == 5
     carry_out(own[0], game_folder)
     for command in commands:
         if "count.yaml" in command:
@@ -81,6 +85,8 @@ def test_the_readmes_environment_trains_and_its_episodes_are_read(
     said = capsys.readouterr().out
     assert re.search(r"2.jsonl line \d+: reward \d\.\d\d, ending done\n  user: the number is", said)
     assert "all the same" in said and "actor/pg_loss" in said
+    assert "The loss moved this token's log-prob." in said
+    assert "[turn 0, record] assistant: " in said and "[turn 1, model] assistant: " in said
 
 
 def test_every_entry_of_an_episode_is_on_its_page(game_folder: Path) -> None:
@@ -121,6 +127,25 @@ def test_the_estimator_of_the_page_gives_advantages() -> None:
     mask = torch.tensor([[1, 1], [0, 1]])
     advantages, _ = names["centred"](rewards, mask, index=["a", "a"])
     assert advantages.tolist() == [[-1, -1], [0, 1]]
+
+
+def test_the_loss_of_the_page_is_a_mini_batchs_share() -> None:
+    page = (PROJECT / "docs/custom_algorithm.md").read_text()
+    source = re.findall(r"```python\n(.*?)```", page, re.S)[1]
+    names: dict[str, Any] = {}
+    exec(source, names)
+    registry.POLICY_LOSS_REGISTRY.pop("plain")
+    counts = {"dp_size": 1, "batch_num_tokens": 8, "global_batch_size": 4}
+    mask = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    loss, metrics = names["plain"](
+        torch.zeros(2, 2),
+        torch.zeros(2, 2),
+        torch.tensor([[1.0, 2.0], [9.0, 5.0]]),
+        mask,
+        "token-mean",
+        SimpleNamespace(global_batch_info=counts),
+    )
+    assert loss.item() == metrics["actor/plain"].item() == -1.0
 
 
 @pytest.mark.slow

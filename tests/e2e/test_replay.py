@@ -124,8 +124,8 @@ def replay(run: Path, file: Path, *options: str) -> int:
 
 
 def changed(run: Path, tmp_path: Path, change: Change) -> Path:
-    """Step 1's episodes, the longest one first and changed."""
-    lines = [json.loads(line) for line in (run / "episodes/1.jsonl").read_text().splitlines()]
+    """Step 1's episodes, the longest one first and changed; their arrays are lists here."""
+    lines = read_episodes(run / "episodes/1.jsonl")
     lines.sort(key=lambda episode: -len(episode["turns"]))
     change(lines[0])
     file = tmp_path / "changed.jsonl"
@@ -134,7 +134,7 @@ def changed(run: Path, tmp_path: Path, change: Change) -> Path:
 
 
 def test_a_runs_episodes_are_the_same_again(run: Path, capsys) -> None:
-    files = sorted((run / "episodes").iterdir())
+    files = sorted((run / "episodes").glob("*.jsonl"))
     assert [file.name for file in files] == ["1.jsonl", "2.jsonl", "val-0.jsonl", "val-2.jsonl"]
     for file, count in zip(files, (16, 16, 4, 4), strict=True):
         assert replay(run, file) == 0
@@ -291,8 +291,11 @@ def test_a_reward_functions_value_is_checked(model: Path, tmp_path: Path, capsys
     run = faulty(tmp_path, model, "Moody", *named, "agent.step_timeout_s=0.3")
     file = run / "episodes/1.jsonl"
     assert replay(run, file) == 0, capsys.readouterr().out
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line.replace(" 3.5", " 3.25") for line in lines))
+    episodes = read_episodes(file)
+    for episode in episodes:
+        for row in episode["rows"]:
+            row["rewards"] = [3.25 if reward == 3.5 else reward for reward in row["rewards"]]
+    file.write_text("".join(json.dumps(episode) + "\n" for episode in episodes))
     assert replay(run, file) == 1
     assert "rewards[" in capsys.readouterr().out
 
@@ -394,6 +397,52 @@ def test_what_cannot_be_replayed_is_said(run: Path, tmp_path: Path, capsys) -> N
     assert replay(run, run / "episodes/1.jsonl", "agent.environment.path=null") == 2
     assert "names no environment" in capsys.readouterr().err
     assert replay(run, run / "nowhere.jsonl") == 2
+
+
+def test_an_episode_goes_on_from_a_turn_with_a_model(run: Path, model: Path, capsys) -> None:
+    file = run / "episodes/1.jsonl"
+    episode = max(read_episodes(file), key=lambda e: len(e["turns"]))
+    options = ("--episode", episode["episode_id"], "--until-turn")
+    texts = [turn["text"] for turn in episode["turns"]]
+    assert len(texts) > 2
+    # From the first turn on the model that played then plays: it samples as it did, but for the
+    # seed, which is of the group's place in the step.
+    for until_turn in (0, 2, len(texts)):
+        assert replay(run, file, *options, str(until_turn), "--model", str(model)) == 0
+        out = capsys.readouterr().out
+        for number, text in enumerate(texts[:until_turn]):
+            assert f"[turn {number}, record] assistant: {text}\n" in out
+        assert "otherwise" not in out, "the environment answers as it did"
+        assert ("model] assistant: " in out) == (until_turn < len(texts))
+        assert f"the record: {episode['ending']} after {len(texts)} turns" in out
+    assert replay(run, file, *options, "1", "data.seed=11") == 0
+    first = capsys.readouterr().out
+    assert replay(run, file, *options, "1", "data.seed=11") == 0
+    assert capsys.readouterr().out == first, "it is reproducible"
+
+
+def test_what_an_episode_cannot_go_on_from_is_said(run: Path, tmp_path: Path, capsys) -> None:
+    file = run / "episodes/1.jsonl"
+    assert replay(run, file, "--episode", "1.77.0", "--until-turn", "0") == 2
+    assert "--episode 1.77.0 is not in the file, which has 1.0.0, 1.1.0" in capsys.readouterr().err
+    assert replay(run, file, "--until-turn", "9") == 2
+    assert "--until-turn 9: episode 1.0.0 has the turns 0 to" in capsys.readouterr().err
+    assert replay(run, file, "--until-turn", "0", "--model", str(tmp_path)) == 2
+    assert "is no model: give a Hugging Face folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        replay(run, file, "--model", str(tmp_path))
+
+
+def test_a_checkpoints_weights_go_on(model: Path, tmp_path: Path, capsys) -> None:
+    learns = ("actor_rollout_ref.actor.optim.lr=0.05", "trainer.save_freq=2")
+    run = train(model, tmp_path, *learns)
+    file = run / "episodes/1.jsonl"
+    options = ("--until-turn", "0", "actor_rollout_ref.rollout.temperature=0.01")
+    played = []
+    for extra in ((), ("--model", str(run / "global_step_2"))):
+        assert replay(run, file, *options, *extra) == 0
+        played.append(capsys.readouterr().out)
+    assert played[0] != played[1], "the weights of step 2 are others"
 
 
 def test_records_are_strict_json() -> None:

@@ -22,6 +22,7 @@ from data.seeds import step_info
 from tests.unit.test_turn_tokens import QWEN25, byte_level_core, make_tokenizer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig, RolloutConfig
 from training.config.loader import load_config
+from training.run.episode_files import read_episodes
 from training.run.metrics.episode_metrics import episode_metrics
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 from workers.rollout.base_rollout import BaseRollout
@@ -297,10 +298,7 @@ def test_two_steps_of_training_with_a_calculator_count_calls_and_keep_results_ou
     steps = [line for line in lines if "timing_s/gen" in line]
     assert len(steps) == 2
     for step, metrics in enumerate(steps, 1):
-        records = [
-            json.loads(line)
-            for line in (tmp_path / "episodes" / f"{step}.jsonl").read_text().splitlines()
-        ]
+        records = read_episodes(tmp_path / "episodes" / f"{step}.jsonl")
         calls = [
             made for record in records for turn in record["turns"] for made in turn["tool_calls"]
         ]

@@ -26,6 +26,7 @@ from training.config import DataConfig
 from training.config.schema.common import CustomClassConfig
 from training.ray_trainer import RayPPOTrainer
 from training.reward import compute_reward, load_reward_manager
+from training.run.validation_names import is_validation_reward
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +337,7 @@ def test_both_train_from_a_config(tiny_task, tmp_path):
     trainer.init_workers()
     trainer.fit()
     metrics = read_steps(tmp_path / "run")[2]
-    assert [key for key in metrics if key.startswith("val-core/")] == [
+    assert [key for key in metrics if is_validation_reward(key)] == [
         "val-core/between.py:Between/reward/mean@1"
     ]
 

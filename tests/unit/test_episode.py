@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from custom.agent import AgentSpec
 from custom.env import BaseEnvironment, Message
+from data.packed_arrays import unpack_array
 from data.turn_tokens import TurnTokens
 from scripts.replay import row_of
 from workers.environments.reply import StepReply
@@ -37,6 +38,15 @@ from workers.rollout.episode_records import row_record
 LIMITS = TurnLimits(
     prompt_length=16, response_length=40, max_model_len=56, max_turn=3, max_turn_tokens=4
 )
+
+
+def row_read(row: Row) -> dict[str, Any]:
+    """A row's record as a file's reader has it, its arrays as lists."""
+    record = row_record(row)
+    return {
+        name: value if value is None else unpack_array(value, "<f4").tolist()
+        for name, value in record.items()
+    }
 
 
 def sampler(episode: Episode) -> Sampling:
@@ -94,7 +104,7 @@ def test_it_samples_and_steps_until_the_environment_is_done(start, tokens) -> No
     end(play, StepReply(done=True))
     assert (episode.ending, episode.error, episode.env_seconds) == ("done", "", 3.0)
     assert [turn.text for turn in episode.turns] == ["guess 5", "guess 7"]
-    row = row_record(episode.row)
+    row = row_read(episode.row)
     first, rewards = row["turn_ids"].count(0), row["rewards"]
     assert rewards[first - 1] == 0.25 and rewards[-1] == 1.0 and sum(rewards) == 1.25
     assert row["turn_ids"][first] == -1 and row["response_mask"][first] == 0, (
@@ -118,7 +128,7 @@ def test_a_turn_that_fills_the_row_is_not_played(start, tokens) -> None:
     play.send(None)
     play.send(StepReply(messages=said("guess")))
     assert play.send(completion(tokens, "5 5 5", "length")) == Ask("finish", ("overflow",))
-    assert row_record(episode.row)["response_mask"] == [1, 1, 1]
+    assert row_read(episode.row)["response_mask"] == [1, 1, 1]
 
 
 def test_a_reply_that_leaves_no_room_is_not_joined(start, tokens) -> None:
@@ -129,7 +139,7 @@ def test_a_reply_that_leaves_no_room_is_not_joined(start, tokens) -> None:
     assert play.send(StepReply(messages=said("higher higher higher"), reward=0.5)) == Ask(
         "finish", ("overflow",)
     )
-    row = row_record(episode.row)
+    row = row_read(episode.row)
     assert row["response_mask"] == [1, 1] and sum(row["rewards"]) == 0.5
 
 
@@ -166,7 +176,7 @@ def test_a_reward_function_replaces_the_environments_rewards(start, tokens) -> N
     play.send(completion(tokens, "5"))
     assert play.send(StepReply(reward=3.0, done=True)) == Ask("finish", ("done",))
     end(play, StepReply(reward=0.75, done=True))
-    assert row_record(episode.row)["rewards"] == [0.0, 0.75]
+    assert row_read(episode.row)["rewards"] == [0.0, 0.75]
 
 
 def test_an_episode_may_fail_in_its_finish(start, tokens) -> None:
@@ -205,7 +215,7 @@ def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() ->
     )
     episode.add_reward(1.0)
     episode.add_reward(0.5)
-    record = row_record(row)
+    record = row_read(row)
     assert record == {
         "prompt_ids": [1, 2],
         "response_ids": [5, 6, 7, 8, 9],
@@ -213,6 +223,7 @@ def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() ->
         "log_probs": [pytest.approx(x) for x in (-0.5, -0.1, 0.0, 0.0, -2.0)],
         "turn_ids": [0, 0, -1, -1, 1],
         "rewards": [0.0, 0.25, 0.0, 0.0, 1.5],
+        "template_mask": None,
     }
     assert row_of(json.loads(json.dumps(record))) == row and row.sampled_in(1) == [9]
     assert row.token_ids == [1, 2, 5, 6, 7, 8, 9]

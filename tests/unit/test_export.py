@@ -21,7 +21,7 @@ from training.config.reference import to_yaml
 from training.config.schema.ppo import PPOConfig
 from training.run import checkpoint_names, export, exported_model, model_source
 from training.run.checkpoint_contents import DriverState, save_driver_state
-from training.run.checkpoint_weights import CannotUse
+from training.run.named_model import CannotUse
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec
 from workers.model.checkpoint_writer import CheckpointWriter
@@ -290,13 +290,14 @@ def test_places_of_other_kinds_are_told_apart(tmp_path: Path, tiny_task: Path) -
     (tmp_path / "peft/adapter_config.json").write_text("{}")
     (tmp_path / "global_step_2.1234abcd.incomplete").mkdir()
     expected = {
-        tmp_path / "verl": "one of verl's|of verl's",
+        tmp_path / "verl": "of verl's",
         tmp_path / "verl/global_step_5": "of verl's",
         tmp_path / "peft": "is a peft folder",
-        tmp_path / "global_step_2.1234abcd.incomplete": "is half-written",
+        tmp_path / "global_step_2.1234abcd.incomplete": "is half a checkpoint",
         tiny_task / "model": "is a Hugging Face folder already",
-        tmp_path / "nowhere": "is no folder",
-        tmp_path: "holds neither a model",
+        tmp_path / "nowhere": "there is no",
+        tmp_path: "not written to the end yet",
+        tiny_task: "is no model",
     }
     for place, sentence in expected.items():
         with pytest.raises(CannotUse, match=sentence):

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 def test_an_update_is_sent_the_forward_pass_fields_and_every_listed_field_once() -> None:
     forward = set(loss_fields.FORWARD_FIELDS)
-    policy = set(loss_fields.POLICY_LOSS_FIELDS)
+    policy = set(loss_fields.POLICY_LOSS_FIELDS + loss_fields.RECORD_FIELDS)
     values = set(loss_fields.VALUE_LOSS_FIELDS)
     actor, critic = registered_methods(ActorRolloutRefWorker), registered_methods(CriticWorker)
     sent = {

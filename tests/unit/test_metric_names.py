@@ -14,7 +14,7 @@ from training.run.metric_names import all_metrics, find_metric, main, read_table
 
 # A metric in the code: a text with a slash behind one of these words.
 FAMILIES = "actor|critic|agent|env|tool|tool_failures|training|rollout_corr|async|canary|alarms"
-FAMILIES += "|filter_groups|perf|timing_s|timing_per_token_ms|response_length|prompt_length"
+FAMILIES += "|filter_groups|perf|timing_s|timing_per_token_ms|response_length|prompt_length|groups"
 LITERAL = re.compile(rf'f?"((?:{FAMILIES}|response|\{{prefix\}}|\{{model\}})/[^"= ]+)"')
 # What looks so and is none: names whose ending the code fills in (tests/e2e/conftest.py sees
 # those), folders, parts that are joined before anyone sees them, what only an alarm reads.

@@ -95,9 +95,9 @@ def test_command_line_prints_the_table_and_the_pictures_place(tmp_path):
     command = [sys.executable, "-m", "training.run.report", str(write_run(tmp_path, steps(3)))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "reward" in done.stdout and str(tmp_path / "report.png") in done.stdout
+    assert f"page: {tmp_path}/report.html" in done.stdout and (tmp_path / "report.html").exists()
     failed = subprocess.run(
         [*command[:-1], str(tmp_path / "none")], cwd=ROOT, capture_output=True, text=True
     )
-    assert failed.returncode == 1 and failed.stderr.startswith(
-        "python -m training.run.report RUN_DIR: "
-    )
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(f"python -m training.run.report: {tmp_path}/none holds no")

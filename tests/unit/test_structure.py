@@ -22,6 +22,8 @@ ROOMS = (
     "custom.own_generators",
     "custom.env_calls",
     "custom.confine",
+    "custom.loop_thread",
+    "custom.models",
     "contrib.verifier_process",
     "custom.reward_score",
     "custom.env_factory",
@@ -62,6 +64,7 @@ UPWARD = {
 }
 HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
 HEAVY += ("gymnasium", "textarena", "textworld", "verifiers", "peft")
+HEAVY += ("mlflow", "swanlab", "trackio", "clearml")
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:

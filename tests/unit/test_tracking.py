@@ -122,6 +122,9 @@ def test_console_shows_validation_rewards():
         format_line({"val-core/gsm8k/reward/mean@1": 0.5}, 0)
         == "step     0 | gsm8k/reward/mean@1 0.5000"
     )
+    name = "val-core/gsm8k/reward/mean@1"
+    sure = {name: 0.5, f"{name}/ci_low": 0.41, f"{name}/ci_high": 0.589, f"{name}/tasks": 90.0}
+    assert format_line(sure, 0) == "step     0 | gsm8k/reward/mean@1 0.5000 [0.410, 0.589]"
 
 
 def test_tensorboard_hides_what_came_after_the_checkpoint(tmp_path):
@@ -168,7 +171,7 @@ def test_a_tracker_that_cannot_open_warns_and_the_run_goes_on(tmp_path, capsys, 
 
 def test_console_shows_progress_and_the_time_left(tmp_path, capsys, monkeypatch):
     clock = iter([100.0, 110.0])
-    monkeypatch.setattr("training.run.trackers.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("training.run.trackers.console.time.monotonic", lambda: next(clock))
     with Tracking("p", "e", "console", {}, tmp_path, resume_step=1, total_steps=6) as tracking:
         tracking.log({"critic/score/mean": 0.5}, step=3)
     assert capsys.readouterr().out == "step     3/6 | reward  0.5000 | left 0:00:15\n"

@@ -17,6 +17,8 @@ from training.config import FilterGroupsConfig
 SUM_OF_REWARDS = ("seq_reward", "score")
 # What columns of the reward function's other values begin with.
 REWARD_INFO = "reward_info/"
+# In a batch's meta_info: the episodes that were left out of it, and why.
+DROPPED = "dropped_episodes"
 
 
 def collect_varied_groups(
@@ -28,8 +30,8 @@ def collect_varied_groups(
         batches: scored batches of whole groups, made as they are drawn.
         wanted: groups of a step.
     Returns:
-        the first `wanted` groups that vary, fewer where the limit was met; and metrics: batches
-        drawn, groups dropped.
+        the first `wanted` groups that vary, fewer where the limit was met, with meta_info DROPPED;
+        and metrics: batches drawn, groups dropped.
     Raises:
         ValueError: no group at all varies.
     """
@@ -37,6 +39,7 @@ def collect_varied_groups(
     kept_groups = 0
     drawn = 0
     dropped = 0
+    left_out: list[dict[str, str]] = []
     limit = settings.max_num_gen_batches
     while kept_groups < wanted and (limit == 0 or drawn < limit):
         batch = next(batches)
@@ -44,6 +47,7 @@ def collect_varied_groups(
         varied, uniform = varied_groups(batch, settings.metric)
         dropped += uniform
         chosen = set(varied[: wanted - kept_groups])
+        left_out += episodes_left_out(batch, chosen, set(varied))
         if chosen:
             rows = np.array([uid in chosen for uid in batch.non_tensor_batch["uid"]])
             kept.append(batch.select_idxs(rows))
@@ -59,7 +63,21 @@ def collect_varied_groups(
         "filter_groups/batches": float(drawn),
         "filter_groups/dropped": float(dropped),
     }
-    return DataProto.concat(kept), metrics
+    joined = DataProto.concat(kept)
+    joined.meta_info[DROPPED] = left_out
+    return joined, metrics
+
+
+def episodes_left_out(batch: DataProto, chosen: set[str], varied: set[str]) -> list[dict[str, str]]:
+    """Lists the episodes of groups that do not vary (filtered), or were not needed (surplus)."""
+    ids = batch.non_tensor_batch.get("episode_id", np.arange(len(batch)))
+    left_out: dict[str, dict[str, str]] = {}
+    for uid, episode_id in zip(batch.non_tensor_batch["uid"], ids, strict=True):
+        if uid not in chosen:
+            why = "surplus" if uid in varied else "filtered"
+            name = str(episode_id)
+            left_out[name] = {"episode_id": name, "uid": str(uid), "why": why}
+    return list(left_out.values())
 
 
 def varied_groups(batch: DataProto, metric: str) -> tuple[list[str], int]:

@@ -50,6 +50,11 @@ def group_keys(batch: DataProto) -> np.ndarray:
     return object_array(keys)
 
 
+def uid_of(group_key: str) -> str:
+    """Returns the uid in one of `group_keys`."""
+    return group_key.partition(" ")[0]
+
+
 class EpisodeRows:
     """Groups a batch's rows (B) by `episode_id` into E episodes, in the order of their first rows.
 
@@ -98,17 +103,23 @@ class EpisodeRows:
 
     @cached_property
     def first_by_group(self) -> dict[str, list[int]]:
-        """Lists the first rows of each group's episodes by its name, dummies left out.
-
-        A group is named by its uid, and its role where an episode has several.
+        """Lists the first rows of each group's episodes by its uid, dummies left out.
 
         Raises:
             KeyError: the batch has no uids.
         """
+        return self._first_by(self._batch.non_tensor_batch["uid"])
+
+    @cached_property
+    def first_by_role(self) -> dict[str, list[int]]:
+        """Does as `first_by_group`, by `group_keys`: those that are compared with each other."""
+        return self._first_by(group_keys(self._batch))
+
+    def _first_by(self, names: np.ndarray) -> dict[str, list[int]]:
         first = self.first[self.real.numpy()[self.first]]
         rows = first.tolist()
-        groups = rows_by_key(map(str, group_keys(self._batch)[first]))
-        return {uid: [rows[member] for member in members] for uid, members in groups.items()}
+        groups = rows_by_key(map(str, names[first]))
+        return {name: [rows[member] for member in members] for name, members in groups.items()}
 
     def can_join(self, tensor: Tensor, width: int) -> bool:
         """Checks whether `join` takes the tensor.

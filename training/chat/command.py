@@ -6,7 +6,7 @@
     --out FOLDER       what is written: config.yaml, episodes/val-0.jsonl, tokenizer/
     --episode N        which of validation's episodes is played; 0 is the first
 
-MODEL is a Hugging Face folder, a checkpoint or a run's folder (training/run/model_source.py).
+MODEL is a Hugging Face folder, a checkpoint or a run's folder (training/run/named_model.py).
 Without --as the person is the environment, or, where one is configured, the watcher. Invariant:
 turns, tokens, limits and tools are those of training; the record is written however the episode
 ends.
@@ -39,10 +39,11 @@ from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, load_config
 from training.run.episode_files import write_episodes
 from training.run.files import from_here
-from training.run.model_source import CannotUse, local_model, tokenizer_folder
+from training.run.model_source import local_model, tokenizer_folder
+from training.run.named_model import CannotUse
 from training.run.recorded_config import record_config
 from training.run.signals import EndingSignals
-from workers.environments.pool import CannotBuild, environment_name
+from workers.environments.names import CannotBuild, environment_name
 from workers.model.builder import ModelSpec, find_device
 from workers.multi_turn_rollout import AgentRollout, agent_specs
 from workers.ranks import worker_process
@@ -54,8 +55,9 @@ from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 ROLES = ("environment", "policy", "watcher")
 PERSON = "custom.envs.person:PersonEnvironment"
-# One rank plays, and what fails is not played again.
+# One rank plays, what fails is not played again, and the record is written whatever the run keeps.
 ONE_EPISODE = (
+    "~agent.episodes_keep",
     "trainer.launcher=local",
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=1",

@@ -87,11 +87,12 @@ def agg_loss(
     Args:
         loss_mat, loss_mask: (batch, response_len).
         loss_agg_mode: None is token-mean.
-            token-mean: sum over tokens / batch_num_tokens.
-            token-sum: sum over tokens.
-            seq-mean-token-sum, seq-mean-token-mean: each sequence's sum or mean, summed
+
+            - token-mean: sum over tokens / batch_num_tokens.
+            - token-sum: sum over tokens.
+            - seq-mean-token-sum, seq-mean-token-mean: each sequence's sum or mean, summed
                 / global_batch_size.
-            seq-mean-token-sum-norm: seq-mean-token-sum / loss_scale_factor (default: response_len
+            - seq-mean-token-sum-norm: seq-mean-token-sum / loss_scale_factor (default: response_len
                 of this very tensor).
         batch_num_tokens, global_batch_size: tokens, and sequences with any token, of the whole
             mini-batch over all ranks. With them, the losses of micro-batches sum to the

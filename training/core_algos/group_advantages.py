@@ -231,7 +231,8 @@ def compute_gdpo_outcome_advantage(
             weights are 1 each.
         non_tensor_batch: has (batch,) numbers under these names; None counts as 0.
         whiten: whether to whiten over all tokens of the batch; False leaves that to the caller.
-        The rest, and returns: see the top of this file.
+
+    The other arguments, and what is returned, stand at the top of this file.
     """
     keys = () if config is None else config.gdpo_reward_keys
     weights = () if config is None else config.gdpo_reward_weights

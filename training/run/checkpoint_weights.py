@@ -4,21 +4,22 @@
     shared critic   the same, with the value head               lm.NAME and value_head.weight
     LoRA            actor/model has the adapters alone          the base model's folder has the rest
 
-However many ranks wrote them, the shards lie in one folder that knows how they join. Invariant:
+However many ranks wrote them, the shards lie in one folder that knows how they join. Adapters are
+merged tensor by tensor, so that neither peft nor a whole model in memory is needed; an engine that
+is evaluated gets them as training sends them (workers/evaluated_weights.py). Invariant:
 nothing in a checkpoint is run, and a tensor is read only once its name and shape are known to be
 those of the model that actor/huggingface describes.
 """
 
 import math
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -26,7 +27,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers.pytorch_utils import Conv1D
 
-from workers.model.checkpoint_reader import SafeReader
+from training.run.named_model import CannotUse
+from workers.model.checkpoint_reader import SafeReader, read_portions
 from workers.model.lora import NAME
 from workers.weight_sync.saved_form import SavedForm
 
@@ -37,10 +39,6 @@ LM = "lm."
 # Of what a library says of a file.
 MAX_REASON_CHARS = 300
 VALUE_HEAD = "value_head.weight"
-
-
-class CannotUse(ValueError):
-    """Reports that a place holds no model that can be used: what is there, and the fix."""
 
 
 @dataclass(frozen=True)
@@ -232,42 +230,19 @@ def read_tensors(
     folder: Path, saved: Mapping[str, TensorStorageMetadata]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields a DCP folder's tensors, of which about READ_BYTES are in memory at a time."""
-    for names in _portions(saved):
-        tensors = {
-            name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype)
-            for name in names
-        }
-        try:
-            dcp.load(tensors, storage_reader=SafeReader(folder), no_dist=True)
-        except (CheckpointException, OSError, RuntimeError, ValueError) as error:
-            cause: BaseException = error
-            if isinstance(error, CheckpointException):
-                # Of the one rank that reads; the text of the other has its traceback.
-                cause = next(iter(error.failures.values()))[0]
-            raise CannotUse(f"{folder} cannot be read: {_in_one_line(cause)}") from error
-        yield from tensors.items()
+    try:
+        yield from read_portions(folder, saved, list(saved), READ_BYTES)
+    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+        cause: BaseException = error
+        if isinstance(error, CheckpointException):
+            # Of the one rank that reads; the text of the other has its traceback.
+            cause = next(iter(error.failures.values()))[0]
+        raise CannotUse(f"{folder} cannot be read: {_in_one_line(cause)}") from error
 
 
 def _in_one_line(error: BaseException) -> str:
     """Writes an error's kind and the beginning of its text."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_CHARS]
-
-
-def _portions(saved: Mapping[str, TensorStorageMetadata]) -> Iterator[Sequence[str]]:
-    """Cuts the names of tensors into portions that are read at once."""
-    names: list[str] = []
-    size = 0
-    for name, entry in saved.items():
-        dtype = entry.properties.dtype
-        length = math.prod(entry.size) * torch.empty((), dtype=dtype).element_size()
-        if names and size + length > READ_BYTES:
-            yield names
-            names = []
-            size = 0
-        names.append(name)
-        size += length
-    if names:
-        yield names
 
 
 # The base model

@@ -1,18 +1,42 @@
-"""Writes what was played as files that people and scripts read: rows as text, episodes as records.
+"""The files of what was played, that people and scripts read: rows as text, episodes as records.
 
 Both are JSON lines, one a row or an episode; a process that dies while it writes leaves all lines
-but the last whole.
+but the last whole. Invariant: an episode that is read has every entry of NEEDED, and each of its
+rows has one number of tokens in every entry of PER_TOKEN.
 """
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from pydantic_core import PydanticSerializationError, to_json
 from transformers import PreTrainedTokenizerBase
 
+from data.packed_arrays import unpack_array
 from data.protocol import DataProto
+from training.run.episode_entries import take_played_episodes
+
+# An episode as the file has it: turns and rows are lists of dicts.
+Recorded = dict[str, Any]
+# Which prompt group, episode and environment it is.
+NAMES = ("uid", "episode_id", "data_source")
+NEEDED = (*NAMES, "agent_index", "env_seed", "ending", "initial_messages", "turns", "rows")
+PER_TOKEN = ("response_ids", "response_mask", "turn_ids", "log_probs", "rewards")
+OPTIONAL_ARRAYS = ("template_mask", "weight_versions")
+# The dtypes of a row's arrays, also of those that a file has as plain lists.
+ARRAYS = {
+    "prompt_ids": "<i4",
+    "response_ids": "<i4",
+    "response_mask": "|i1",
+    "turn_ids": "<i2",
+    "log_probs": "<f4",
+    "rewards": "<f4",
+    "template_mask": "|i1",
+    "weight_versions": "<i4",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -57,34 +81,100 @@ def readable_rows(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> Itera
         }
 
 
-def write_episodes(folder: Path, batch: DataProto) -> None:
-    """Writes a rollout's episodes to FOLDER/STEP.jsonl, validation's to val-STEP.jsonl.
+def episodes_file(folder: Path, step: int, *, validate: bool = False) -> Path:
+    """Returns the file of a step's episodes, of training or of validation."""
+    return folder / f"{'val-' if validate else ''}{step}.jsonl"
 
-    Further ones of a step are added. A line is an episode in strict JSON, as `scripts/replay.py`
-    reads it.
-    """
-    meta_info = batch.meta_info
-    columns = batch.non_tensor_batch
-    step = meta_info["global_steps"]
-    prefix = "val-" if meta_info["validate"] else ""
-    path = folder / f"{prefix}{step}.jsonl"
+
+def arrays_file(folder: Path, step: int) -> Path:
+    """Returns the file of the arrays that a step's update was given."""
+    return folder / f"{step}.npz"
+
+
+def episode_lines(entries: Iterable[Mapping[str, Any]]) -> bytes:
+    """Writes episodes as lines of strict JSON."""
+    return b"".join(_json_line(episode) for episode in entries)
+
+
+def _json_line(episode: Mapping[str, Any]) -> bytes:
+    """Writes an episode as `strict_json` does, several times as fast."""
+    try:
+        return to_json(episode, inf_nan_mode="null", fallback=str) + b"\n"
+    # Such as half of a surrogate pair, which UTF-8 has no form for.
+    except (PydanticSerializationError, UnicodeError, ValueError):
+        return strict_json(episode).encode() + b"\n"
+
+
+def write_episodes(folder: Path, batch: DataProto) -> Path:
+    """Writes the episodes of a batch that was played to the folder, at once; returns the file."""
+    info = batch.meta_info
+    path = episodes_file(folder, info["global_steps"], validate=info["validate"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    is_first_of_step = 0 in columns["group_index"]
-    with path.open("w" if is_first_of_step else "a") as file:
-        for i, facts in enumerate(columns["episode_facts"]):
-            if facts is None:
-                continue
-            entries = {
-                "step": step,
-                "uid": columns["uid"][i],
-                "episode_id": columns["episode_id"][i],
-                "data_source": columns["data_source"][i],
-                "agent_index": int(columns["agent_index"][i]),
-                "env_seed": int(columns["env_seed"][i]),
-                **facts,
-            }
-            record = entries.pop("record")
-            file.write(strict_json({**entries, **record}) + "\n")
+    path.write_bytes(episode_lines(take_played_episodes(batch)))
+    return path
+
+
+def read_episodes(path: Path, first: int | None = None) -> list[Recorded]:
+    """Reads the episodes of a file, each with `where` it stands there.
+
+    Arrays of rows are numpy arrays. A last line that is cut short is left out, with a printed line.
+
+    Args:
+        path: the file, an episode a line.
+        first: read only so many; None = all.
+    Raises:
+        ValueError: another line is no JSON object, or an episode lacks something.
+    """
+    episodes: list[Recorded] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if first is not None and len(episodes) >= first:
+                break
+            where = f"{path.name} line {number}"
+            try:
+                episode = {**json.loads(line), "where": where}
+            except (ValueError, TypeError) as error:
+                if line.endswith(b"\n"):
+                    raise ValueError(f"{where} is no episode: {error}") from error
+                print(f"{where} is cut short, left out: the process ended while it wrote")
+                break
+            episodes.append(unpacked(episode))
+    return episodes
+
+
+def unpacked(episode: Recorded) -> Recorded:
+    """Returns an episode that was read with its rows' arrays as numpy arrays.
+
+    Raises:
+        ValueError: it lacks something.
+    """
+    where = episode["where"]
+    missing = [name for name in NEEDED if name not in episode]
+    if missing:
+        raise ValueError(
+            f"{where}: lacks {', '.join(missing)}; a file of a run's episodes has them"
+        )
+    rows = []
+    for number, packed in enumerate(episode["rows"]):
+        try:
+            row = {**packed, **_unpacked_arrays(packed)}
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{where}: row {number}: {error}") from error
+        lengths = {name: len(row[name]) for name in PER_TOKEN}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
+            raise ValueError(f"{where}: row {number} has {counts}")
+        rows.append(row)
+    return {**episode, "rows": rows}
+
+
+def _unpacked_arrays(row: Recorded) -> dict[str, np.ndarray]:
+    """Unpacks the arrays that a row has."""
+    arrays = {name: unpack_array(row[name], ARRAYS[name]) for name in ("prompt_ids", *PER_TOKEN)}
+    for name in OPTIONAL_ARRAYS:
+        if row.get(name) is not None:
+            arrays[name] = unpack_array(row[name], ARRAYS[name])
+    return arrays
 
 
 def strict_json(entries: Mapping[str, Any]) -> str:

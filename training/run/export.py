@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from training.run.checkpoint_names import TEMPORARY
-from training.run.checkpoint_weights import CannotUse
 from training.run.exported_model import CheckpointModel, write_adapter, write_model
 from training.run.files import force_to_disk
 from training.run.model_card import CardFacts, write_card
 from training.run.model_source import find_checkpoint_model, step_of_checkpoint
+from training.run.named_model import CannotUse
 
 DTYPES = ("bfloat16", "float16", "float32")
 

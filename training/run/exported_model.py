@@ -23,11 +23,11 @@ from torch import Tensor
 from training.run.checkpoint_contents import ACTOR
 from training.run.checkpoint_weights import (
     Adapters,
-    CannotUse,
     PolicyWeights,
     cast,
     read_model_config,
 )
+from training.run.named_model import CannotUse
 from workers.model.builder import torch_dtype
 from workers.model.lora import NAME
 

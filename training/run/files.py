@@ -20,6 +20,27 @@ def temporary_beside(path: Path, text: str) -> Path:
     return temporary
 
 
+def append_line(path: Path, line: str) -> None:
+    """Appends a line to a file, on the disk when it returns; one without room leaves nothing.
+
+    A line that was broken off before, by a kill, is ended first.
+    """
+    with naming(path), path.open("a+b", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        rest = (line + "\n").encode()
+        if before > 0:
+            file.seek(before - 1)
+            if file.read(1) != b"\n":
+                rest = b"\n" + rest
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
+
+
 def force_to_disk(written: Path, *, below: bool = True) -> None:
     """Calls fsync on a file, or a folder and all below it, so that a rename cannot overtake it.
 

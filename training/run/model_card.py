@@ -15,8 +15,9 @@ from typing import Any
 
 from training.config.schema.ppo import PPOConfig
 from training.run.exported_model import CheckpointModel
-from training.run.model_source import is_hub_name
+from training.run.named_model import is_hub_name
 from training.run.trackers import read_records
+from training.run.validation_names import REWARDS, is_validation_mean
 
 CURVE = "curve.png"
 METRICS = "training_metrics.json"
@@ -30,7 +31,6 @@ SHOWN = {
     "actor/kl_loss": "KL to the reference, nats",
     "actor/grad_norm": "gradient norm",
 }
-VALIDATION = "val-core/"
 # Rows of the curve's table, and steps that a smoothed point averages.
 MOST_ROWS = 12
 WINDOW = 5
@@ -197,13 +197,11 @@ def _curve(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _validation_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = {key for record in records for key in record if key.startswith(VALIDATION)}
-    # Not those of its interval.
-    return sorted(name for name in names if name.rpartition("/")[2].startswith("mean@"))
+    return sorted({key for record in records for key in record if is_validation_mean(key)})
 
 
 def _metrics(last: Mapping[str, Any]) -> str:
-    wanted = [key for key in last if key in SHOWN or key.startswith(VALIDATION)]
+    wanted = [key for key in last if key in SHOWN or key.startswith(REWARDS)]
     table = _table(["metric", "value"], [(key, last[key]) for key in sorted(wanted)])
     return (
         f"## Metrics at step {last['step']}\n\n{table}\n\nAll of them, and the last validation's, "

@@ -1,47 +1,36 @@
-"""Finds the model that a command is given: a Hugging Face folder, a checkpoint, a run's latest.
+"""Gives the model that a command is given as a Hugging Face folder, for --chat and the export.
 
-    MODEL                             a folder with config.json, or the hub's org/name
-    RUN_DIR/global_step_N             a checkpoint, of any number of ranks, with adapters or not
-    RUN_DIR/global_step_N/actor       the same
-    RUN_DIR                           its latest checkpoint
-
-Invariant: nothing is changed where the model lies, so that a run that goes on there is not
-disturbed; what is half-written, damaged or not ours is refused in a sentence.
+What can be named stands in `named_model.py`; a checkpoint, of any number of ranks, with adapters or
+not, is exported. Invariant: nothing is changed where the model lies.
 """
 
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from training.run.checkpoint_contents import ACTOR, LATEST, MANIFEST
-from training.run.checkpoint_folders import saved_steps
-from training.run.checkpoint_manifest import damage
-from training.run.checkpoint_names import TEMPORARY, folder_of_step, step_in
-from training.run.checkpoint_weights import CannotUse
+from training.run.checkpoint_names import step_in
 from training.run.exported_model import CheckpointModel, write_model
+from training.run.named_model import (
+    HUGGINGFACE,
+    CannotUse,
+    Kind,
+    NamedModel,
+    find_named_model,
+    require_sound,
+)
 from training.run.recorded_config import settings_of_step
-
-__all__ = [
-    "CannotUse",
-    "ModelFolder",
-    "find_checkpoint_model",
-    "is_hub_name",
-    "local_model",
-    "tokenizer_folder",
-]
 
 logger = logging.getLogger(__name__)
 
-# What a hub's name looks like.
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# A Hugging Face folder's weights.
-WEIGHTS = ("*.safetensors", "*.bin")
-# The weights in a checkpoint of verl's.
-VERLS_FILES = "model_world_size_*_rank_*.pt"
+# Of what is no checkpoint.
+NOT_EXPORTED: dict[Kind, str] = {
+    "hub": "is no folder; give a run's folder or its global_step_N",
+    "folder": "is a Hugging Face folder already",
+    "peft": "is a peft folder: merge it into its base model, or give the checkpoint it came from",
+}
 
 
 @dataclass(frozen=True)
@@ -58,19 +47,6 @@ class ModelFolder:
     step: int | None = None
     checkpoint: Path | None = None
 
-    @property
-    def overrides(self) -> list[str]:
-        """Lists the settings that make a run take this model as it is.
-
-        Adapters are in its weights already.
-        """
-        model = "actor_rollout_ref.model"
-        return [
-            f"{model}.path={self.path}",
-            f"{model}.lora_rank=0",
-            "actor_rollout_ref.rollout.lora_as_adapter=false",
-        ]
-
 
 @contextmanager
 def local_model(place: str, dtype: str = "float32") -> Iterator[ModelFolder]:
@@ -81,16 +57,15 @@ def local_model(place: str, dtype: str = "float32") -> Iterator[ModelFolder]:
     they are those that were trained.
 
     Args:
-        place: see above.
         dtype: of an exported checkpoint's weights.
     Raises:
         CannotUse: it names no model that can be used; says why.
     """
-    path = Path(place).expanduser()
-    if is_hub_name(place) or _holds_model(path):
-        yield ModelFolder(str(path))
+    named = find_named_model(place)
+    if named.kind in ("hub", "folder"):
+        yield ModelFolder(named.path)
         return
-    model = find_checkpoint_model(path)
+    model = _checkpoint_model(named)
     with TemporaryDirectory(prefix="ppo_core_model_") as folder:
         logger.info("%s: writing its weights to %s", model.checkpoint, folder)
         write_model(model, Path(folder), dtype)
@@ -103,25 +78,15 @@ def tokenizer_folder(place: str) -> str:
     Raises:
         CannotUse: it names no model that can be used; says why.
     """
-    path = Path(place).expanduser()
-    if is_hub_name(place) or (path / "config.json").is_file():
-        return str(path)
-    return str(find_checkpoint_model(path).huggingface)
+    named = find_named_model(place, needs_weights=False)
+    if named.kind == "checkpoint":
+        return str(Path(named.path) / HUGGINGFACE)
+    if named.kind == "peft":
+        raise CannotUse(f"{place} {NOT_EXPORTED['peft']}")
+    return named.path
 
 
-def is_hub_name(place: str) -> bool:
-    """Checks whether a place can only be a model of the hub."""
-    return not Path(place).exists() and HUB_NAME.fullmatch(place) is not None
-
-
-def _holds_model(folder: Path) -> bool:
-    """Checks whether a folder has a configuration and weights."""
-    if not (folder / "config.json").is_file():
-        return False
-    return any(path for ending in WEIGHTS for path in folder.glob(ending))
-
-
-def find_checkpoint_model(place: Path, base: str | None = None) -> CheckpointModel:
+def find_checkpoint_model(place: str | Path, base: str | None = None) -> CheckpointModel:
     """Finds the checkpoint that a path names, checks its files, and reads the run's settings.
 
     Args:
@@ -129,12 +94,16 @@ def find_checkpoint_model(place: Path, base: str | None = None) -> CheckpointMod
     Raises:
         CannotUse: there is none, or it is half-written, damaged or not ours.
     """
-    checkpoint = _checkpoint_at(place)
-    if not (checkpoint / ACTOR).is_dir():
-        raise CannotUse(f"{checkpoint} holds no {ACTOR} folder, which the policy is in")
-    problem = damage(checkpoint, (ACTOR,), read=(f"{ACTOR}/model/", f"{ACTOR}/huggingface/"))
-    if problem is not None:
-        raise CannotUse(f"{checkpoint} is damaged: {problem}")
+    return _checkpoint_model(find_named_model(str(place)), base)
+
+
+def _checkpoint_model(named: NamedModel, base: str | None = None) -> CheckpointModel:
+    """Reads the run's settings of a checkpoint, or of the one that a folder lies in."""
+    checkpoint = named.checkpoint
+    if checkpoint is None:
+        raise CannotUse(f"{named.given} {NOT_EXPORTED[named.kind]}")
+    if named.kind != "checkpoint":
+        require_sound(checkpoint)
     step = step_of_checkpoint(checkpoint)
     return CheckpointModel(checkpoint, settings_of_step(checkpoint.parent, step), base)
 
@@ -142,68 +111,3 @@ def find_checkpoint_model(place: Path, base: str | None = None) -> CheckpointMod
 def step_of_checkpoint(checkpoint: Path) -> int | None:
     """Returns the step in a checkpoint's name; None where it was saved under another."""
     return step_in(checkpoint.name.removeprefix("global_step_"))
-
-
-def _checkpoint_at(place: Path) -> Path:
-    """Returns the checkpoint's folder that a path stands for, which has a manifest."""
-    # Without following links: a checkpoint may be one.
-    place = place.expanduser().absolute()
-    if not place.is_dir():
-        raise CannotUse(
-            f"{place} is no folder; give a Hugging Face folder, a run's folder or its global_step_N"
-        )
-    if place.name.endswith(TEMPORARY):
-        raise CannotUse(f"{place} is half-written; give a global_step_N folder")
-    for folder in (place, place.parent, place.parent.parent):
-        # The folder itself, its actor, or actor/huggingface.
-        if (folder / MANIFEST).is_file() and _is_policy_of(place, folder):
-            return folder
-    steps = saved_steps(place)
-    if not steps:
-        raise CannotUse(f"{place} {_what_it_is(place)}")
-    checkpoint = folder_of_step(place, _latest_step(place, steps))
-    if not (checkpoint / MANIFEST).is_file():
-        raise CannotUse(f"{checkpoint} {_what_it_is(checkpoint)}")
-    return checkpoint
-
-
-def _is_policy_of(place: Path, checkpoint: Path) -> bool:
-    """Checks whether a path is a checkpoint, or the policy's folder in it."""
-    inner = place.relative_to(checkpoint).parts
-    if inner[:1] == ("critic",):
-        raise CannotUse(f"{place} is the critic, which generates nothing; give {checkpoint}")
-    return inner in ((), (ACTOR,), (ACTOR, "huggingface"), (ACTOR, "model"))
-
-
-def _what_it_is(folder: Path) -> str:
-    """Says what a folder is that is no checkpoint, as a predicate."""
-    if any(folder.glob(VERLS_FILES)) or any(folder.glob(f"*/{VERLS_FILES}")):
-        return "is a checkpoint of verl's, whose files are pickles: verl's model_merger converts it"
-    if (folder / "adapter_config.json").is_file():
-        return "is a peft folder: merge it into its base model, or give the checkpoint it came from"
-    if (folder / "config.json").is_file():
-        if _holds_model(folder):
-            return "is a Hugging Face folder already"
-        return "holds a config.json and no weights"
-    if re.fullmatch(r"global_step_\d+", folder.name):
-        return f"has no {MANIFEST}: it was not written to its end"
-    return "holds neither a model (config.json) nor checkpoints (global_step_N)"
-
-
-def _latest_step(run_dir: Path, steps: list[int]) -> int:
-    """Returns the step that was saved last, of those that are there.
-
-    Raises:
-        CannotUse: the run's folder names one that is not there.
-    """
-    file = run_dir / LATEST
-    latest = step_in(file.read_text(errors="replace")) if file.is_file() else None
-    if latest is None:
-        return steps[-1]
-    if latest not in steps:
-        there = ", ".join(str(step) for step in steps[-5:])
-        raise CannotUse(
-            f"{file} names step {latest}, which is not there; give one of {run_dir}/global_step_N: "
-            f"{there}"
-        )
-    return latest

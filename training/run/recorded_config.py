@@ -24,8 +24,12 @@ RESUME_SETTINGS = (
 )
 
 
-def record_config(run_dir: Path, config: PPOConfig, step: int) -> None:
-    """Writes config.yaml.
+# What a resume changed: key -> (before, after).
+Changes = dict[str, tuple[Any, Any]]
+
+
+def record_config(run_dir: Path, config: PPOConfig, step: int) -> Changes:
+    """Writes config.yaml; returns the settings that differ from those of the steps before.
 
     A run that goes on from `step` with other settings says which, and keeps those before: they
     become config.N.yaml, whose first line names their steps. A validation alone leaves config.yaml
@@ -36,7 +40,8 @@ def record_config(run_dir: Path, config: PPOConfig, step: int) -> None:
     text = to_yaml(config)
     if config.trainer.val_only and path.exists():
         write_atomically(run_dir / "config.validation.yaml", text)
-        return
+        return {}
+    changes: Changes = {}
     earlier = [file for file in run_dir.glob("config.*.yaml") if file.suffixes[0][1:].isdigit()]
     if step == 0:
         for file in earlier:
@@ -52,9 +57,10 @@ def record_config(run_dir: Path, config: PPOConfig, step: int) -> None:
                 "the run goes on from step %s with other settings (those before: %s):\n  %s",
                 step,
                 kept.name,
-                "\n  ".join(changes),
+                "\n  ".join(f"{key}: {old} -> {new}" for key, (old, new) in changes.items()),
             )
     write_atomically(path, text)
+    return changes
 
 
 def settings_of_step(run_dir: Path, step: int | None) -> dict[str, Any] | None:
@@ -91,14 +97,14 @@ def _last_recorded_step(files: list[Path]) -> int:
     return last
 
 
-def _changes(path: Path, before: str, after: str) -> list[str]:
-    """Lists the settings that differ between a file's text and another, as "key: old -> new".
+def _changes(path: Path, before: str, after: str) -> Changes:
+    """Returns the settings that differ between a file's text and another.
 
     A file that cannot be read is said, and has no settings.
     """
-    new = _flat_settings(after)
+    new = flat_settings(after)
     try:
-        old = _flat_settings(before)
+        old = flat_settings(before)
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
         logger.warning(
@@ -107,15 +113,15 @@ def _changes(path: Path, before: str, after: str) -> list[str]:
             path,
             reason,
         )
-        return []
-    changes = []
+        return {}
+    changes = {}
     for key in {**old, **new}:
         if key not in RESUME_SETTINGS and old.get(key) != new.get(key):
-            changes.append(f"{key}: {old.get(key)} -> {new.get(key)}")
+            changes[key] = (old.get(key), new.get(key))
     return changes
 
 
-def _flat_settings(text: str) -> dict[str, Any]:
+def flat_settings(text: str) -> dict[str, Any]:
     """Reads a YAML file's settings by dotted key.
 
     Raises:

@@ -1,17 +1,30 @@
-"""Shows a run on one page: `python -m training.run.report RUN_DIR`.
+"""Shows a run on one page, or several beside each other: `python -m training.run.report RUN …`.
 
-It draws RUN_DIR/report.png and prints a table. Invariant: it reads RUN_DIR/metrics.jsonl
-(trainer.logger has "file") and needs nothing else of the run, so that it works while the run goes
-on and after a crash.
+    RUN                one run's folder: RUN/report.html, RUN/report.png, and a table here
+    RUN RUN …          one page of all, runs that differ in their seeds as one line with a band:
+                       report.html in the folder that the first lies in
+    --out FILE         the page is written to FILE
+    --watch            it is written again until the runs have ended
+
+Invariant: it reads what lies in the folders (metrics.jsonl is enough) and needs nothing else of the
+run, so that it works while a run goes on and after a crash.
 """
 
+import argparse
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from training.run.page.content import make_content
+from training.run.page.html import write_html
+from training.run.page.run_folder import RUNNING, RunFolder
+from training.run.page.writer import PAGE, PageSchedule
 from training.run.trackers import read_records
+from training.run.validation_names import is_validation_reward, short_name
 
 REWARD_KEY = "critic/score/mean"
 # The rows of the table: label -> metric.
@@ -28,6 +41,8 @@ TABLE_ROWS = {
 WINDOW = 5
 # So many validation rewards are drawn at most.
 MOST_VALIDATION_CURVES = 3
+# Between two looks whether there is time to write the page again.
+LOOK_S = 1.0
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
@@ -56,6 +71,42 @@ def write_report(run_dir: str | Path) -> str:
     return _make_table(metrics).to_string(float_format="{:.4g}".format)
 
 
+def write_pages(
+    run_dirs: Sequence[Path], page: Path | None = None, *, rewritten_every: float | None = None
+) -> tuple[Path, bool]:
+    """Writes the page of one run, or of several; returns its path, and whether one goes on.
+
+    Args:
+        page: None: report.html in the run's folder; of several runs beside the first one's.
+
+    Raises:
+        ValueError: a folder holds nothing of a run.
+        OSError: the page cannot be written.
+    """
+    for number, run_dir in enumerate(run_dirs):
+        if run_dir.resolve() in [earlier.resolve() for earlier in run_dirs[:number]]:
+            raise ValueError(f"{run_dir} is given twice: name each run once")
+    runs = [RunFolder.read(run_dir) for run_dir in run_dirs]
+    if page is None:
+        folder = run_dirs[0] if len(runs) == 1 else run_dirs[0].absolute().parent
+        page = folder / PAGE
+    write_html(make_content(runs, page, rewritten_every=rewritten_every), page)
+    goes_on = any(run.status().word == RUNNING for run in runs)
+    return page, goes_on
+
+
+def watch_pages(run_dirs: Sequence[Path], page: Path | None) -> None:
+    """Writes the page again until the runs have ended, at most 1 % of the time."""
+    schedule = PageSchedule()
+    goes_on = True
+    while goes_on:
+        began = time.perf_counter()
+        _, goes_on = write_pages(run_dirs, page, rewritten_every=schedule.pause())
+        schedule.took(time.perf_counter() - began)
+        while goes_on and not schedule.is_due():
+            time.sleep(LOOK_S)
+
+
 def _make_table(metrics: pd.DataFrame) -> pd.DataFrame:
     """Averages the first steps and the last; no step is in both, but where there is only one."""
     rewarded = metrics[REWARD_KEY].dropna()
@@ -82,21 +133,61 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     smoothed = rewards.rolling(WINDOW, center=True, min_periods=1).mean()
     figure = Figure(figsize=(9, 4), layout="constrained", dpi=130)
     axes = figure.subplots()
-    axes.set(title="/".join(run_dir.resolve().parts[-2:]), xlabel="step", ylabel=REWARD_KEY)
+    axes.set(
+        title="/".join(run_dir.resolve().parts[-2:]),
+        xlabel="step",
+        ylabel="mean reward of an episode",
+    )
     axes.grid(axis="y", alpha=0.3)
-    axes.plot(rewards, alpha=0.3, linewidth=1)
-    axes.plot(smoothed, color="C0", linewidth=2, label=f"mean of {WINDOW} steps")
-    validation = [name for name in metrics if name.startswith("val-core/")]
+    axes.plot(rewards, alpha=0.3, linewidth=1, label="each training step")
+    axes.plot(smoothed, color="C0", linewidth=2, label=f"its mean over {WINDOW} steps")
+    validation = [name for name in metrics if is_validation_reward(name)]
     for key in validation[:MOST_VALIDATION_CURVES]:
-        axes.plot(metrics[key].dropna(), "o-", markersize=4, linewidth=1, label=key)
+        label = f"validation: {short_name(key)}"
+        axes.plot(metrics[key].dropna(), "o-", markersize=4, linewidth=1, label=label)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(run_dir / "report.png")
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("python -m training.run.report RUN_DIR: give the folder of one run")
+def main(argv: Sequence[str]) -> None:
+    """Answers the command line.
+
+    Raises:
+        SystemExit: with what is wrong, in one line.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m training.run.report",
+        usage="%(prog)s RUN … [--out FILE] [--watch]",
+        description="Writes the page of a run, or of several.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run's folder")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="where the page is written")
+    parser.add_argument("--watch", action="store_true", help="write it again until the runs end")
+    options = parser.parse_args(argv)
     try:
-        print(write_report(sys.argv[1]), f"{sys.argv[1]}/report.png", sep="\n\n")
+        page, _ = write_pages(options.runs, options.out)
+        if len(options.runs) == 1:
+            _print_table(options.runs[0])
+        print(f"page: {page}", flush=True)
+        if options.watch:
+            watch_pages(options.runs, page)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{parser.prog}: {error}") from error
+
+
+def _print_table(run_dir: Path) -> None:
+    """Prints a run's table and draws its reward; a run without rewards has a page alone."""
+    try:
+        print(write_report(run_dir))
     except ValueError as error:
-        raise SystemExit(f"python -m training.run.report RUN_DIR: {error}") from error
+        print(f"no table: {error}", file=sys.stderr)
+        return
+    print(f"\nreward curve: {run_dir / 'report.png'}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        # Of --watch: the page is whole.
+        sys.exit(130)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,28 @@ from training.run.files import naming
 
 logger = logging.getLogger(__name__)
 OWNER_FILE = "owner.json"
+# The system's question about a lock: struct flock, with type, whence, start, length and process.
+FLOCK = "hhqqi"
+# Folders that this process holds. Who opens and closes a file gives up all of the process's locks
+# on it, so that such a folder must not be asked about.
+_held_here: set[Path] = set()
+
+
+def is_held(run_dir: Path) -> bool:
+    """Checks whether a process holds the folder, and leaves its lock alone.
+
+    Of a holder on another machine the file system has to tell. One that cannot be asked is not
+    held, as far as is known.
+    """
+    if run_dir.resolve() in _held_here:
+        return True
+    question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        with (run_dir / OWNER_FILE).open("rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, question)
+    except OSError:
+        return False
+    return bool(struct.unpack(FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
 @contextmanager
@@ -56,7 +79,9 @@ def run_lock(run_dir: Path) -> Iterator[None]:
             file.write(json.dumps(owner).encode())
             # For other nodes of a shared file system, which look at it.
             os.fsync(file.fileno())
+        _held_here.add(run_dir.resolve())
         try:
             yield
         finally:
+            _held_here.discard(run_dir.resolve())
             file.truncate(0)

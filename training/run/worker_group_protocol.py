@@ -14,6 +14,7 @@ from torch import Tensor
 from custom.agent import AgentSpec
 from data.protocol import DataProto
 from training.config import BatchPlan
+from workers.model.token_record import UpdateRecord
 
 Metrics = dict[str, float]
 
@@ -112,6 +113,10 @@ class PolicyGroup(TrainedGroup, ReferenceGroup, PlayingGroup, Protocol):
 
     def finish_update(self) -> Metrics:
         """Makes the update of the gradients that were added."""
+        ...
+
+    def take_update_record(self) -> list[UpdateRecord | None]:
+        """Returns what each rank's update made of its tokens."""
         ...
 
     def open_weight_channel(self) -> tuple[str, int]:

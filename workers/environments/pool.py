@@ -26,27 +26,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from custom.confine import Limits
 from custom.env import Task
 from custom.env_calls import Abandoned
+from custom.models.usage import USAGE
 from custom.trial import MAX_TRIAL_S
-from workers.environments.calls import Answer as Answer
-from workers.environments.calls import Answers, PendingCall, Slot, users_line
+from workers.environments.calls import Answer, Answers, PendingCall, Slot, users_line
 from workers.environments.fork_server import ForkServer
+from workers.environments.names import CannotBuild, environment_name
 from workers.environments.reply import Call, StepReply, WorkerLost, crashed, held_up, overdue
 from workers.environments.workers import Isolation, make_worker, pickled
 
-# The longest that closing an agent may take.
-MAX_CLOSE_S = 5.0
+MAX_CLOSE_S = 5.0  # the longest that closing an agent may take
 # The longest that making an agent may take, imports included; it is part of no episode.
 BUILD_TIMEOUT_S = 120.0
-# Seconds for which a reply is waited for at a time.
-POLL_S = 1.0
-# For one call within a trial, where calls have no deadline.
-MAX_TRIAL_STEP_S = 120.0
+POLL_S = 1.0  # for which a reply is waited for at a time
+MAX_TRIAL_STEP_S = 120.0  # for one call within a trial, where calls have no deadline
 # How long after its deadline a call is ended: what comes till then is judged by the time that it
 # took itself, which a busy pool, late to ask and late to read, does not lengthen.
 GRACE_S = 0.25
@@ -55,16 +54,7 @@ LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}
 # So many calls are at their very beginning, and a call is for so many seconds.
 PACED_CALLS = max(4, os.cpu_count() or 1)
 PACE_S = 0.002
-# The watch looks at least so often: a call so rarely has to wake it.
-LOOK_S = 10.0
-
-
-class CannotBuild(ValueError):
-    """Lists the environments that cannot be built, and why: one problem each."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+LOOK_S = 10.0  # the watch looks at least so often: a call so rarely has to wake it
 
 
 class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]):
@@ -83,7 +73,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         step_wall_timeout_s: the longest that a call with a deadline may take by the wall's clock,
             if that is longer; None: for ever.
         limits: what a process of an environment's may have.
-        replies: where replies go; None: a queue of its own.
+        replies: where replies go; None: a queue of the pool's.
 
     Deadlines count the environment's own time (`TaskClock`): what it computes, and what it waits
     for; not the time for which a busy machine keeps it from running, but by `step_wall_timeout_s`.
@@ -200,8 +190,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     ) -> None:
         """Calls `run` of what a spec builds, which is a job and no agent; needs no `finish`.
 
-        Args:
-            answers: where the reply goes; None: to `poll`.
+        `answers` gets the reply; None: `poll`.
         """
         self._begin_episode(key, spec_index, "run", args, answers)
 
@@ -502,25 +491,10 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             except WorkerLost as lost:
                 reply = crashed(str(lost), time.monotonic() - call.begun_at)
             if reply.seconds > call.limit:
-                reply = overdue(call.kind, reply.seconds)
+                reply = replace(overdue(call.kind, reply.seconds), usage=reply.usage)
             with self._lock:
                 if slot.call is call:
                     self._answer(call, reply)
-
-
-def environment_source(source: Any) -> str:
-    """Returns where an environment comes from, for errors: FILE.py:CLASS, or its name."""
-    return source if isinstance(source, str) else environment_name(source)
-
-
-def environment_name(source: Any) -> str:
-    """Returns what messages and metrics call an environment.
-
-    Such as textarena:GuessTheNumber-v0, or the name of a class, also of one that is in a file.
-    """
-    if not isinstance(source, str):
-        return getattr(source, "__name__", type(source).__name__)
-    module, _, _ = source.partition(":")
-    if module.endswith(".py"):
-        return source.rsplit(":", 1)[-1]
-    return source
+                else:
+                    # It was asked all the same: the next reply of this process has it.
+                    USAGE.add(reply.usage)

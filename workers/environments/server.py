@@ -14,6 +14,7 @@ from typing import Any
 
 from custom.env import BadRewardFunction, Task
 from custom.env_calls import describe
+from custom.models.usage import USAGE
 from custom.trial import play_trial
 from workers.environments.clock import TaskClock
 from workers.environments.reply import Call, StepReply, crashed, numbers, tool_calls, write_reply
@@ -40,11 +41,10 @@ class EnvServer:
         try:
             reply: StepReply = getattr(self, kind)(*args)
         except BadRewardFunction as error:
-            seconds = self.clock.end()
-            return StepReply(failure="reward_fault", error=str(error), seconds=seconds)
+            reply = StepReply(failure="reward_fault", error=str(error))
         except BaseException as error:
-            return crashed(describe(error), self.clock.end())
-        return replace(reply, seconds=self.clock.end())
+            reply = crashed(describe(error))
+        return replace(reply, seconds=self.clock.end(), usage=USAGE.take())
 
     def answer(self, kind: Call, args: tuple[Any, ...]) -> bytes:
         """Runs one call and returns the reply as JSON."""

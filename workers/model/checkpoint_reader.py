@@ -5,11 +5,15 @@ that are no tensors are pickles too: the first is read with an allow-list, the o
 there.
 """
 
+import math
 import pickle
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 # The names that DCP's metadata may have, by module.
@@ -68,3 +72,45 @@ class _AllowListUnpickler(pickle.Unpickler):
                 f"a checkpoint's metadata names {module}.{name}, which it has no reason to"
             )
         return super().find_class(module, name)
+
+
+def read_portions(
+    folder: str | Path,
+    saved: Mapping[str, TensorStorageMetadata],
+    names: Sequence[str],
+    portion_bytes: int,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields tensors of a folder in the order of `names`; one process reads them all.
+
+    Args:
+        saved: what the folder holds.
+        names: of which one may come several times.
+        portion_bytes: about what is in memory at a time, a larger tensor alone.
+    """
+    for portion in _portions(saved, names, portion_bytes):
+        tensors = {
+            name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype)
+            for name in portion
+        }
+        dcp.load(tensors, storage_reader=SafeReader(folder), no_dist=True)
+        for name in portion:
+            yield name, tensors[name]
+
+
+def _portions(
+    saved: Mapping[str, TensorStorageMetadata], names: Sequence[str], portion_bytes: int
+) -> Iterator[Sequence[str]]:
+    """Cuts the names into portions that are read at once."""
+    portion: list[str] = []
+    size = 0
+    for name in names:
+        entry = saved[name]
+        length = math.prod(entry.size) * entry.properties.dtype.itemsize
+        if portion and size + length > portion_bytes:
+            yield portion
+            portion = []
+            size = 0
+        portion.append(name)
+        size += length
+    if portion:
+        yield portion

@@ -42,12 +42,13 @@ POLICY_LOSS_FIELDS: tuple[str, ...] = (
 # What the values' loss reads (workers/dp_critic.py).
 VALUE_LOSS_FIELDS: tuple[str, ...] = ("values", "returns", "episode_share")
 
-POLICY_UPDATE_FIELDS = FORWARD_FIELDS + POLICY_LOSS_FIELDS
+# By which a policy's update records what it makes of a row (workers/model/token_record.py).
+RECORD_FIELDS: tuple[str, ...] = ("row_number",)
+
+POLICY_UPDATE_FIELDS = FORWARD_FIELDS + POLICY_LOSS_FIELDS + RECORD_FIELDS
 VALUE_UPDATE_FIELDS = FORWARD_FIELDS + VALUE_LOSS_FIELDS
 # Of a policy that has the values (critic.share_backbone).
-POLICY_AND_VALUE_UPDATE_FIELDS = tuple(
-    dict.fromkeys(FORWARD_FIELDS + POLICY_LOSS_FIELDS + VALUE_LOSS_FIELDS)
-)
+POLICY_AND_VALUE_UPDATE_FIELDS = tuple(dict.fromkeys(POLICY_UPDATE_FIELDS + VALUE_LOSS_FIELDS))
 
 
 def loss_fields(micro: DataProto, device: torch.device) -> LossFields:

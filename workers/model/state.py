@@ -136,9 +136,14 @@ def _load_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
         ValueError: the checkpoint's names or shapes are not exactly theirs.
     """
     reader = SafeReader(folder)
+    require_fit(reader, {name: tensor.shape for name, tensor in tensors.items()})
+    dcp.load(tensors, storage_reader=reader, no_dist=world_size() == 1)
+
+
+def require_fit(reader: SafeReader, wanted: Mapping[str, torch.Size]) -> None:
+    """Raises ValueError where a checkpoint's names or shapes are not exactly those wanted."""
     entries = reader.read_metadata().state_dict_metadata
     saved = {name: entry.size for name, entry in entries.items()}
-    wanted = {name: tensor.shape for name, tensor in tensors.items()}
     if saved != wanted:
         all_names = sorted(saved.keys() | wanted.keys())
         names = [name for name in all_names if saved.get(name) != wanted.get(name)]
@@ -146,9 +151,9 @@ def _load_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
             f"{name} ({saved.get(name)} saved, {wanted.get(name)} wanted)" for name in names[:3]
         )
         raise ValueError(
-            f"{folder} was saved by another model: {len(names)} tensors differ, such as {examples}"
+            f"{reader.path} was saved by another model: {len(names)} tensors differ, such as "
+            f"{examples}"
         )
-    dcp.load(tensors, storage_reader=reader, no_dist=world_size() == 1)
 
 
 def model_tensors(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:

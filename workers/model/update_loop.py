@@ -21,11 +21,13 @@ from training.config import MicroBatching, UpdatePlan
 from training.core_algos import GlobalBatchInfo, seeded_draws
 from workers.model.forward_settings import ForwardSettings
 from workers.model.gradient_alignment import read_alignment
+from workers.model.gradient_shares import gradient_shares
 from workers.model.gradient_sum import watched_sum
 from workers.model.loss_fields import FORWARD_FIELDS
 from workers.model.micro_batches import iter_micro_batches, read_rows, scatter_tokens
 from workers.model.mini_batches import global_counts, rows_of_updates
 from workers.model.packing import ForwardBatch
+from workers.model.token_record import ROW_NUMBER, TokenRecorder
 from workers.model.update_metrics import MetricSums
 from workers.ranks.process_groups import rank, sum_over_ranks, world_size
 from workers.ranks.sharding import full_tensor
@@ -42,11 +44,14 @@ class MicroLoss:
             because ranks average their gradients.
         metrics: divided by the same counts, and summed over micro-batches and ranks.
         maxima: metrics of which the largest counts.
+        tokens: what is recorded of each token, (rows, response_len) by name, `log_prob` with its
+            gradient among them; empty where nothing is.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
     maxima: dict[str, Tensor] = field(default_factory=dict)
+    tokens: dict[str, Tensor] = field(default_factory=dict)
 
 
 class UpdateLoop(ABC):
@@ -73,6 +78,9 @@ class UpdateLoop(ABC):
         # Of an update that `add_groups` has begun: metrics, and how many tokens and sequences.
         self.group_sums = MetricSums()
         self.group_counts = torch.zeros(2)
+        # What updates make of each token, where that is recorded, and of each row's gradient.
+        self.recorder: TokenRecorder | None = None
+        self.records_gradients = False
         # Half of an update's limits, or less, where the device's memory does not hold what was set.
         self.fitting_limits: MicroBatching | None = None
 
@@ -135,14 +143,20 @@ class UpdateLoop(ABC):
         weight = 1 / plan.updates
         step = data.meta_info.get("global_steps", "?")
         sums = MetricSums(self.settings.sequence_ranks)
+        if self.recorder is not None:
+            self.recorder.clear()
+        first_of_last_epoch = plan.updates - plan.mini_batches
         for number, rows in enumerate(rows_of_updates(data, plan)):
             mini = data.select_idxs(rows)
             mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
             mini.meta_info["mini_batch"] = number
+            mini.meta_info["is_recorded"] = number >= first_of_last_epoch
             if "observation_mask" in mini.batch:
                 mini.meta_info["observation_tokens"] = self._count_observed(mini)
             counts = self._count(mini)
             sums = self._add_mini_batch(mini, counts, sums, weight, prefix)
+            if self.records_gradients:
+                self._record_gradients(mini, counts)
             self._step(
                 sums,
                 has_tokens=bool(counts["batch_num_tokens"]),
@@ -159,6 +173,7 @@ class UpdateLoop(ABC):
         """
         self.module.train()
         if not self.group_counts.any():
+            self._begin_record(data)
             self._begin()
             self.group_sums = MetricSums(self.settings.sequence_ranks)
             self._add_kept_gradients(self.group_sums, "actor")
@@ -187,6 +202,8 @@ class UpdateLoop(ABC):
         for parameter in self.module.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(loss_divisor)
+        if self.recorder is not None:
+            self.recorder.divide(loss_divisor)
         others = {f"{prefix}/pg_loss": loss_divisor, f"{prefix}/kl_loss": loss_divisor}
         for name in ("loss_tokens", "loss_targets", "kept_gradients"):
             others[f"{prefix}/{name}"] = 1.0
@@ -247,6 +264,7 @@ class UpdateLoop(ABC):
         while True:
             sums = deepcopy(before)
             limits = self.fitting_limits or self.config.micro_batching
+            self._begin_record(mini)
             self._begin()
             self._add_kept_gradients(sums, prefix)
             try:
@@ -268,6 +286,25 @@ class UpdateLoop(ABC):
                 limits,
             )
 
+    def _begin_record(self, mini: DataProto) -> None:
+        """Begins to record a mini-batch, once more where it begins anew."""
+        if self.recorder is not None:
+            info = mini.meta_info
+            number = info.get("mini_batch", 0)
+            self.recorder.begin(number, keeps_values=info.get("is_recorded", True))
+
+    def _record_gradients(self, mini: DataProto, counts: GlobalBatchInfo) -> None:
+        """Adds each row's share of the gradient, which is there, to the record."""
+        if self.recorder is None or ROW_NUMBER not in mini.batch:
+            return
+
+        def loss_of(micro: DataProto, inputs: ForwardBatch) -> Tensor:
+            return self.micro_loss(micro, inputs, counts).loss
+
+        with seeded_draws(self._seed_of_draws(mini, 0)):
+            shares = gradient_shares(self.module, mini, self.settings, loss_of)
+        self.recorder.add_gradient_shares(mini, shares)
+
     def _longest_row(self, mini: DataProto) -> int:
         """Counts the tokens of the longest row, as it is laid out."""
         mask = mini.batch["attention_mask"]
@@ -287,9 +324,11 @@ class UpdateLoop(ABC):
         """Adds the gradients of rows to those that are there, and their metrics to `sums`."""
         micro_batches = iter_micro_batches(mini, self.settings, limits)
         with watched_sum(self.module) as missing:
-            for number, (_, micro, inputs) in enumerate(micro_batches):
+            for number, (rows, micro, inputs) in enumerate(micro_batches):
                 with seeded_draws(self._seed_of_draws(mini, number)):
                     result = self.micro_loss(micro, inputs, counts)
+                if self.recorder is not None and result.tokens:
+                    self.recorder.see(micro, rows, result.tokens)
                 result.loss.backward()
                 sums.add(result.metrics, weight)
                 sums.add(learnt_from(micro, prefix))
@@ -321,6 +360,8 @@ class UpdateLoop(ABC):
         finite = torch.isfinite(norm)
         if not finite:
             warn_not_finite(norm, sums, f"{where} of the {prefix}")
+            if self.recorder is not None:
+                self.recorder.skip()
         # With nothing to learn from, momentum alone would move the weights.
         elif has_tokens:
             self.optimizer.step()

@@ -227,7 +227,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     async def _wait_for_the_end(self, attempt: Attempt) -> None:
         """Waits until somebody says that an episode has ended, which nothing was started for."""
         reward = await attempt.left
-        attempt.tell_exit(reward=reward, crash="", record={})
+        attempt.tell_exit(report=Report(reward=reward), crash="", record={})
 
     async def _run_command(self, attempt: Attempt) -> None:
         program = await self._start(attempt)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from data.play_counts import REPORTS
 from data.protocol import DataProto
 from data.watchdog import WATCHDOG
 from workers.ranks.dispatch import (
@@ -61,6 +62,7 @@ class RayWorkerGroup:
         address = ray.get(hosts[0].open_store.remote())
         if WATCHDOG.settings.timeout_s < math.inf and WATCHDOG.settings.store is None:
             WATCHDOG.join(address)
+        REPORTS.add(address, len(hosts))
         building = [
             host.build.remote(address, dict(class_dict), WATCHDOG.settings) for host in hosts
         ]
@@ -74,8 +76,9 @@ class RayWorkerGroup:
         """Ends the ranks' processes, which every role of the pool shares, and frees their place."""
         import ray
 
-        # It goes with the first rank.
+        # They go with the first rank.
         WATCHDOG.store = None
+        REPORTS.clear()
         # Ranks that end by themselves remove their shared memory.
         ending = [host.__ray_terminate__.remote() for host in self.hosts]
         ray.wait(ending, num_returns=len(ending), timeout=ENDING_S)

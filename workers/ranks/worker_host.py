@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from data.play_counts import report_to
 from data.watchdog import WATCHDOG, WatchdogSettings
 from workers.ranks.dispatch import Colocated
 from workers.ranks.memory import keep_heap
@@ -50,6 +51,7 @@ class WorkerHost:
         """Joins the ranks that meet at `address`, starts the watch, and builds the workers."""
         if watched.timeout_s < math.inf:
             WATCHDOG.start(watched, f"rank_{self.rank}", driver=False)
+        report_to(address, self.rank)
         self._set_rank_variables(*address)
         keep_heap()
         self.workers = {role: build_worker() for role, build_worker in class_dict.items()}

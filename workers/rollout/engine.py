@@ -120,6 +120,9 @@ class Engine(ABC):
         updates_in_flight: it takes new weights between two steps while requests run.
         tensor_parallel: several ranks may share one engine.
         takes_adapters: `load_adapter` works.
+        reads_folder: once built it has the weights of the model's folder.
+        counts_tokens: it adds each token to `PLAYED.tokens` as it is sampled; where it does not,
+            the turn loop adds a turn's once it is there.
         version: of the weights; counts their updates.
     """
 
@@ -127,6 +130,8 @@ class Engine(ABC):
     updates_in_flight = False
     tensor_parallel = False
     takes_adapters = False
+    reads_folder = False
+    counts_tokens = False
     version = 0
 
     # What the engine needs of a config: asked of the class, before anything is built.

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from custom.env import BadRewardFunction, Message
+from custom.models.usage import Counts, add_counts
 from data.conversation import Conversation
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
@@ -126,6 +127,14 @@ class Turn:
     behind: int | None = None
 
 
+class FailedAttempt(NamedTuple):
+    """Holds an attempt at an episode that failed, and that was played again."""
+
+    turns: list[Turn]
+    ending: str
+    error: str
+
+
 @dataclass(kw_only=True)
 class Episode:
     """Holds one conversation with an environment.
@@ -138,10 +147,11 @@ class Episode:
         messages: the whole conversation, of which `initial_messages` came from the reset.
         final_reward: what replaces the rewards of the turns, if the environment gave it.
         program: of a program, its numbers and the last lines of its output, by name.
-        attempt: counts restarts after a crash.
+        attempt: counts restarts after a crash; `failed_attempts` holds what was played before it.
         ending: one of ENDINGS; of an answer to a prompt the engine's finish reason.
         error: why it failed; `first_error` is of the first attempt that did.
         env_seconds: the environment's own time.
+        models: what was asked of models beside the policy, in all attempts.
         seconds: wall time of the last attempt.
     """
 
@@ -157,10 +167,12 @@ class Episode:
     final_reward: float | None = None
     program: dict[str, Any] = field(default_factory=dict)
     attempt: int = 0
+    failed_attempts: list[FailedAttempt] = field(default_factory=list)
     ending: str = ""
     error: str = ""
     first_error: str = ""
     env_seconds: float = 0.0
+    models: Counts = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -187,7 +199,8 @@ class Episode:
             row.reward_at = {}
 
     def restart(self) -> None:
-        """Forgets what was played, and counts another attempt."""
+        """Puts what was played aside, and counts another attempt."""
+        self.failed_attempts.append(FailedAttempt(self.turns, self.ending, self.error))
         self.rows = []
         self.initial_messages = []
         self.messages = []
@@ -379,6 +392,7 @@ def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepRepl
     """Makes the environment answer. Raises EnvironmentGone, or BadRewardFunction to end the run."""
     reply = yield Ask(kind, args)
     episode.env_seconds += reply.seconds
+    add_counts(episode.models, reply.usage)
     if reply.failure == "reward_fault":
         raise BadRewardFunction(reply.error)
     if reply.failure:

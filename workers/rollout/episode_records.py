@@ -1,15 +1,23 @@
 """What leaves the engine's process of an episode: the facts for a step's metrics, and its record.
 
 `episode_facts` is what the batch's column of that name holds, once for each episode; the metrics
-(training/run) read nothing else of episodes. `episode_record` is a line of the files under
-`agent.episodes_dir`, which scripts/replay.py reads. Invariant: both are plain data, as JSON holds
-it.
+(training/run) read nothing else of episodes. `episode_record` is a line of the run's episode files
+(docs/episodes.md), which scripts/replay.py reads. Invariant: both are plain data, as JSON holds it.
 """
 
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from data.packed_arrays import pack_typed
 from workers.environments.reply import StepReply
-from workers.rollout.episode import FAILURES, Episode, Row, Turn, digest
+from workers.rollout.episode import FAILURES, Episode, FailedAttempt, Row, Turn, digest
+from workers.rollout.token_origins import OVER_LIMIT, TEMPLATE, RowOrigins
+
+# Translates origins to 1 on what the template added, and 0.
+IS_TEMPLATE = bytes(int(origin in (TEMPLATE, OVER_LIMIT)) for origin in range(256))
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
@@ -23,6 +31,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         turns, attempts, cut_turns: counts.
         env_seconds: the environment's own time; seconds: wall time.
         tool_calls: of all turns.
+        models: what was asked of models beside the policy, in all attempts.
         info: the environment's numbers; of a name that several turns give the last counts. Of a
             program what is counted of its requests, and its own metrics.
         sampled_tokens: of all turns.
@@ -60,6 +69,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "env_seconds": episode.env_seconds,
         "seconds": episode.seconds,
         "tool_calls": tool_calls,
+        "models": episode.models,
         "info": info,
         "sampled_tokens": sum(turn.tokens for turn in episode.turns),
         "paid": reward_paid(episode),
@@ -77,18 +87,27 @@ def reward_paid(episode: Episode) -> float:
     return sum(turn.reply.reward or 0.0 for turn in episode.turns if turn.reply)
 
 
-def episode_record(episode: Episode) -> dict[str, Any]:
+def episode_record(episode: Episode, origins: Sequence[RowOrigins] | None = None) -> dict[str, Any]:
     """Returns all of an episode: the conversation, the ids, and the rewards that it was paid.
 
     Of a program also its exit code, and the ends of what it wrote.
+
+    Args:
+        origins: of each row's tokens; None: they are not told.
     """
+    told: Sequence[RowOrigins | None] = [None] * len(episode.rows) if origins is None else origins
+    parents = parents_of(episode.rows)
+    rows = []
+    for row, of_row, parent in zip(episode.rows, told, parents, strict=True):
+        rows.append({**row_record(row, of_row), "parent": parent})
     return {
         "program": episode.program,
         "attempt": episode.attempt,
         "task": episode.task,
         "initial_messages": episode.initial_messages,
         "turns": [turn_record(turn) for turn in episode.turns],
-        "rows": [row_record(row) for row in episode.rows],
+        "rows": rows,
+        "failed_attempts": [attempt_record(attempt) for attempt in episode.failed_attempts],
     }
 
 
@@ -104,21 +123,78 @@ def turn_record(turn: Turn) -> dict[str, Any]:
         "env_seconds": reply.seconds,
         "tool_calls": reply.tool_calls,
         "info": reply.info,
+        "anchor": turn.anchor,
         "asked": turn.asked,
         "behind": turn.behind,
     }
 
 
-def row_record(row: Row) -> dict[str, Any]:
-    """Returns a row, in lists with an entry a token; log-probs are 0 on what nobody sampled."""
-    turn_ids = [-1] * len(row.ids)
+def attempt_record(attempt: FailedAttempt) -> dict[str, Any]:
+    """Returns an attempt that failed and was played again."""
+    turns = []
+    for turn in attempt.turns:
+        observation = turn.reply.messages if turn.reply is not None else []
+        turns.append({"text": turn.text, "observation": observation})
+    return {"turns": turns, "ending": attempt.ending, "error": attempt.error}
+
+
+def row_record(row: Row, origins: RowOrigins | None = None) -> dict[str, Any]:
+    """Returns a row, in packed arrays with an entry a token.
+
+    Log-probs are 0 on what nobody sampled; `weight_versions` are there where tokens of several
+    occur; `template_mask` is null where the template's tokens cannot be told.
+    """
+    size = len(row.ids)
+    # No numpy: rows are many and short.
+    turn_ids = array("h", [-1]) * size
+    response_mask = array("b", bytes(size))
+    rewards = array("f", bytes(4 * size))
     for span in row.spans:
-        turn_ids[span.start : span.end] = [span.turn] * (span.end - span.start)
-    return {
-        "prompt_ids": row.prompt_ids,
-        "response_ids": row.ids.tolist(),
-        "response_mask": [int(turn >= 0) for turn in turn_ids],
-        "log_probs": row.log_probs.tolist(),
-        "turn_ids": turn_ids,
-        "rewards": [row.reward_at.get(position, 0.0) for position in range(len(row.ids))],
+        length = span.end - span.start
+        turn_ids[span.start : span.end] = array("h", [span.turn]) * length
+        response_mask[span.start : span.end] = array("b", [1]) * length
+    for position, reward in row.reward_at.items():
+        rewards[position] = reward
+    record: dict[str, Any] = {
+        "prompt_ids": pack_typed(array("i", row.prompt_ids)),
+        "response_ids": pack_typed(row.ids),
+        "response_mask": pack_typed(response_mask),
+        "log_probs": pack_typed(row.log_probs),
+        "turn_ids": pack_typed(turn_ids),
+        "rewards": pack_typed(rewards),
+        "template_mask": None,
     }
+    if origins is not None and origins.is_told:
+        is_template = array("b", origins.origins.translate(IS_TEMPLATE))
+        record["template_mask"] = pack_typed(is_template)
+    if row.spans and any(span.version != row.spans[0].version for span in row.spans):
+        versions = array("i", [-1]) * size
+        for span in row.spans:
+            versions[span.start : span.end] = array("i", [span.version]) * (span.end - span.start)
+        record["weight_versions"] = pack_typed(versions)
+    return record
+
+
+def parents_of(rows: Sequence[Row]) -> list[dict[str, int] | None]:
+    """Finds, for each row, the earlier row whose ids it begins with, and how many these are.
+
+    Rewritten histories and branches share what came before them; None: there is no such row.
+    """
+    if len(rows) == 1:
+        return [None]
+    ids = [np.array(row.token_ids, dtype=np.int64) for row in rows]
+    parents: list[dict[str, int] | None] = []
+    for number, own in enumerate(ids):
+        shared = [common_length(own, earlier) for earlier in ids[:number]]
+        longest = max(shared, default=0)
+        # Of several the last one, from which the conversation went on.
+        last = len(shared) - 1 - shared[::-1].index(longest) if longest else 0
+        parents.append({"row": last, "tokens": longest} if longest else None)
+    return parents
+
+
+def common_length(first: np.ndarray, second: np.ndarray) -> int:
+    """Counts the entries with which both arrays begin alike."""
+    shorter = min(len(first), len(second))
+    differs = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(differs[0]) if len(differs) else shorter

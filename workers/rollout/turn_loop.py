@@ -28,6 +28,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch.distributed as dist
 
+from data.play_counts import PLAYED
 from data.protocol import DataProto
 from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import WATCHDOG, beat
@@ -147,6 +148,8 @@ class TurnLoop:
     def add(self, batch: Batch) -> None:
         """Takes a batch in, to be played with those that are there."""
         WATCHDOG.show(describe_unfinished, self)
+        if is_leader(self.group):
+            PLAYED.begin(self, len(batch.episodes))
         batch.left = len(batch.episodes)
         if batch.left:
             self.batches.append(batch)
@@ -232,6 +235,8 @@ class TurnLoop:
         if isinstance(answer, Completion) and not answer.versions:
             sampled_now = VersionSpan(self.engine.version, 0, len(answer.token_ids))
             answer = replace(answer, versions=(sampled_now,))
+        if isinstance(answer, Completion):
+            self._count(answer)
         running = self.running[key]
         self.stepping.discard(key)
         try:
@@ -258,6 +263,11 @@ class TurnLoop:
         if request.sample is not None:
             return self._submit(key, request.sample)
         return None
+
+    def _count(self, turn: Completion) -> None:
+        """Counts a turn's tokens, once in the engine's group, unless the engine has done it."""
+        if is_leader(self.group) and not self.engine.counts_tokens:
+            PLAYED.tokens += len(turn.token_ids)
 
     def _submit(self, key: int, request: Sample) -> Ended | None:
         """Submits a turn; returns how its episode ends where the engine refuses it."""
@@ -363,6 +373,8 @@ class TurnLoop:
             batch.waiting.append((episode, key))
             return
         batch.left -= 1
+        if is_leader(self.group):
+            PLAYED.ended += 1
         if not batch.left:
             self.batches.remove(batch)
             self.ended.append(batch)

@@ -28,6 +28,25 @@ FROZEN_LAKE = "agent.environment.name=gymnasium:FrozenLake-v1"
             "env_template[0].max_turn_tokens=600 is above data.max_response_length=512, which "
             "holds all turns",
         ),
+        (
+            ["agent.record_gradients=true", "agent.episodes_keep=0"],
+            "agent.record_gradients=true has nowhere to go with agent.episodes_keep=0: set that "
+            "above 0",
+        ),
+        (
+            ["agent.record_gradients=true", "trainer.n_gpus_per_node=2"],
+            "agent.record_gradients=true needs one rank, and trainer.nnodes=1 x "
+            "trainer.n_gpus_per_node=2 are 2: set both to 1, or take it out",
+        ),
+        (
+            [
+                "agent.record_gradients=true",
+                "trainer.train_finished_groups=true",
+                "algorithm.adv_estimator=grpo",
+            ],
+            "agent.record_gradients=true compares each episode with the whole gradient, which "
+            "trainer.train_finished_groups=true has only at the end: take one of the two out",
+        ),
     ],
 )
 def test_an_agent_that_lacks_something_is_refused(

@@ -107,7 +107,8 @@ def test_an_empty_mapping_clears_what_is_inherited(inherited: Path) -> None:
         (
             "trainer.logger=[console,wandbb]",
             "trainer.logger[1]='wandbb' (command line): must be one of 'console', 'file', "
-            "'tensorboard' or 'wandb'. Did you mean 'wandb'?",
+            "'json', 'tensorboard', 'wandb', 'mlflow', 'swanlab', 'trackio' or 'clearml'. Did you "
+            "mean 'wandb'?",
         ),
         (
             f"{ACTOR}.strategy=megatron",

@@ -13,10 +13,11 @@ from tests.unit.programs.hostile import TOOL
 from tests.unit.test_turn_tokens import turn_tokens
 from workers.programs.attempt import without_beginnings
 from workers.programs.conversations import Conversations
-from workers.programs.exchange import Answer, AnsweredCompletion, AskedCompletion
+from workers.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Earned
 from workers.programs.play import cut_completion, first_stop
 from workers.programs.recall import Recall
-from workers.programs.rewards import NoReward, ProgramReward, reward_of_output
+from workers.programs.report import NoReward, report_of_output
+from workers.programs.rewards import ProgramReward
 from workers.rollout.engine import Completion, VersionSpan
 from workers.rollout.episode import TurnLimits
 
@@ -116,15 +117,41 @@ def test_a_cut_completion_keeps_the_versions_of_its_tokens() -> None:
     [("1", 1.0), ("words\n-0.5\n\n", -0.5), ('{"reward": 2, "why": "x"}', 2.0), ("true", 1.0)],
 )
 def test_the_last_line_pays(output: str, reward: float) -> None:
-    assert reward_of_output(output) == reward
+    assert report_of_output(output).reward == reward
 
 
 @pytest.mark.parametrize(
-    "output", ["", "words", "NaN", '{"score": 1}', "[1]", '"1"', "null", "1e400", "[" * 5000]
+    "output",
+    [
+        "",
+        "words",
+        "NaN",
+        '{"score": 1}',
+        "[1]",
+        '"1"',
+        "null",
+        "1e400",
+        "[" * 5000,
+        '{"conversations": [1]}',
+        '{"conversations": {"a": 1}}',
+        '{"conversations": {"a": {"reward": "1"}}}',
+        '{"reward": 1, "metrics": [1]}',
+    ],
 )
 def test_what_is_no_reward_is_told(output: str) -> None:
     with pytest.raises(NoReward):
-        reward_of_output(output)
+        report_of_output(output)
+
+
+def test_the_last_line_may_pay_each_conversation_and_name_numbers() -> None:
+    said = {
+        "conversations": {"a": {"reward": 0.5}, "b": {"trained": False}},
+        "metrics": {"steps": 3, "name": "x", "nothing": float("nan")},
+    }
+    report = report_of_output(json.dumps(said))
+    assert report.reward is None
+    assert report.earned == {"a": Earned(reward=0.5), "b": Earned(trained=False)}
+    assert report.metrics == {"steps": 3.0}
 
 
 def test_a_reward_function_gets_what_it_asks_for_by_name() -> None:

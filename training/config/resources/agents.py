@@ -8,7 +8,6 @@ from typing import Any
 from custom.env_calls import located
 from custom.env_factory import ENVIRONMENT_NAMES, LIBRARIES, taker_of
 from data.loading import load_object
-from training.config.resources.files import unwritable_folder
 from training.config.resources.programs import check_program
 from training.config.resources.user_code import loading_failure, unusable_object, value_errors
 from training.config.resources.verifiers import check_verifiers
@@ -36,8 +35,6 @@ def check_agents(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
         elif not own_data or environment.name != PASSED_AS_OBJECT:
             yield from _check_environment(key, environment)
     yield from _check_tools(config)
-    if agent.episodes_dir is not None:
-        yield from unwritable_folder("agent.episodes_dir", agent.episodes_dir)
 
 
 def _check_environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
@@ -139,6 +136,10 @@ def _check_needs_no_arguments(key: str, make: Callable[..., Any]) -> Iterator[st
 def _check_tools(config: PPOConfig) -> Iterator[str]:
     """Requires that tools can be loaded, and that the python tool has walls around it."""
     tools = config.agent.tools
+    if config.agent.mcp_servers:
+        from custom.tools.mcp_session import require_mcp
+
+        yield from value_errors(require_mcp)
     if not tools:
         return
     from custom.tools import load_tools

@@ -129,10 +129,10 @@ def check_tasks(config: PPOConfig, own_data: bool) -> Iterator[str]:
             "data.train_files is missing: give a parquet, json or jsonl file, or a list of them; "
             "or something to act in, agent.environment.name"
         )
-    if not acts and config.agent.tools:
+    if not acts and (config.agent.tools or config.agent.mcp_servers):
         yield (
-            "agent.tools need an environment, agent.environment.name or .path, or rows to play, "
-            "data.train_files"
+            "agent.tools and agent.mcp_servers need an environment, agent.environment.name or "
+            ".path, or rows to play, data.train_files"
         )
     validates = config.data.val_files or (acts and config.agent.val_length)
     source = "agent.val_length" if acts else "data.val_files"
@@ -201,6 +201,8 @@ def check_run_folders(config: PPOConfig) -> Iterator[str]:
     if not trainer.default_local_dir:
         key += "=null, so the run's folder"
     yield from unwritable_folder(key, trainer.run_dir)
+    if config.agent.episodes_dir is not None and config.agent.records_episodes:
+        yield from unwritable_folder("agent.episodes_dir", config.agent.episodes_dir)
     resumed = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
     if resumed is not None and not Path(resumed).is_dir():
         yield f"trainer.resume_from_path={resumed} is not a folder"

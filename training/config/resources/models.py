@@ -93,12 +93,12 @@ def _missing_model(path: str, reason: str) -> str:
     fix = how_to_make(path) or nearest_in_folder(path)
     if Path(path).is_file():
         fix = f"; it is a file, give the folder that it is in, {Path(path).parent}"
-    if not _may_be_hub_name(path):
+    if not may_be_hub_name(path):
         return f"{place} and cannot be a hub name{fix}"
     return f"{place}, nor is it found on the hub ({reason}){fix}"
 
 
-def _may_be_hub_name(path: str) -> bool:
+def may_be_hub_name(path: str) -> bool:
     """Checks the form of a name; the hub is not asked for what a folder that is there lacks."""
     in_a_folder = "/" in path and Path(path).parent.is_dir()
     return HUB_NAME.fullmatch(path) is not None and not in_a_folder
@@ -134,7 +134,7 @@ def read_model_config(path: str) -> dict[str, Any]:
     """
     if Path(path).is_dir():
         entries = _read_local_config(Path(path, "config.json"))
-    elif not _may_be_hub_name(path):
+    elif not may_be_hub_name(path):
         raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
     else:
         from transformers import PretrainedConfig

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import model_validator
 
 from training.config.schema.common import CustomClassConfig
+from training.config.schema.mcp_servers import McpServerChoice, mcp_server_problems
+from training.config.schema.side_models import SideModel, side_model_problems
 from training.config.schema.verifiers import PREFIX, VerifiersConfig
 from training.config.section import (
     Command,
@@ -38,8 +40,8 @@ DATASET_ROWS = "custom.envs.dataset_row:DatasetRowEnvironment"
 class EnvironmentChoice(Section):
     """What the agent acts in: `name`, or `path` and `cls`; or the program that it is."""
 
-    #: gymnasium:ID, reasoning_gym:NAME, textarena:ID, textworld:NAME, verifiers:NAME or
-    #: PACKAGE.MODULE:CLASS
+    #: gymnasium:ID, reasoning_gym:NAME, textarena:ID, textworld:NAME, verifiers:NAME,
+    #: openenv:URL or PACKAGE.MODULE:CLASS
     name: str | None = None
     path: InputPath | None = None  #: Python file with a class of your own
     cls: str | None = None  #: name of the class in that file
@@ -131,6 +133,8 @@ class AgentConfig(Section):
     max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
     #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
     tools: tuple[ToolName, ...] = ()
+    #: MCP servers by name, whose tools stand beside these: command, args, … or url (docs/mcp.md)
+    mcp_servers: dict[str, McpServerChoice] = field(default_factory=dict)
     #: how tool calls are written in the model's text
     parser: Literal["json", "react", "function"] = "function"
     #: seconds for one call of the environment; null = no deadline
@@ -153,13 +157,26 @@ class AgentConfig(Section):
     trial_episodes: NonNegativeInt = 4
     #: let a group's members begin differently; otherwise that stops the run
     allow_different_tasks: bool = False
+    #: models beside the policy by name, each a mapping: base_url, model, … (docs/models.md)
+    models: dict[str, SideModel] = field(default_factory=dict)
     tools_unsafe: bool = False  #: let the python tool run where the kernel gives it no walls
-    #: write every episode, for replay, to STEP.jsonl in this folder
+    #: folder of the episodes that a run records (docs/episodes.md); null = RUN_DIR/episodes
     episodes_dir: OutputPath | None = None
+    #: GiB of episodes that are kept; of more every other step goes; 0 = nothing is recorded
+    episodes_keep: NonNegativeFloat = 2.0
+    #: record each episode's share of the step's gradient: another backward pass, on one rank
+    record_gradients: bool = False
+
+    @property
+    def records_episodes(self) -> bool:
+        """Returns whether what is played and trained on is written to files."""
+        return self.episodes_keep > 0
 
     def problems(self, config: "PPOConfig") -> Iterator[str]:
         """Yields what agents lack; what is wrong with an environment is in resources/agents.py."""
         yield from program_problems(self, config)
+        yield from side_model_problems(self.models)
+        yield from mcp_server_problems(self.mcp_servers)
         if self.observation_loss_coef and not config.environments:
             yield (
                 f"agent.observation_loss_coef={self.observation_loss_coef} learns what "
@@ -167,6 +184,8 @@ class AgentConfig(Section):
             )
         if config.environments:
             yield from turn_length_problems("agent", self.max_turn_tokens, config)
+        if self.record_gradients:
+            yield from gradient_record_problems(config)
         lives_in_ray = bool(config.environments) and self.environment.isolation == "ray"
         if lives_in_ray and not config.trainer.use_ray:
             yield (
@@ -175,7 +194,12 @@ class AgentConfig(Section):
             )
 
     def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields that an environment which hangs is never ended."""
+        """Yields that an environment which hangs is never ended, or reaches no model."""
+        if self.models and config.environments and not config.environment_home.network:
+            yield (
+                "agent.models: the environments' processes have no network, so that they reach "
+                "no model; agent.environment.network=true gives it to them"
+            )
         is_thread = config.environment_home.isolation == "thread"
         has_deadline = self.step_timeout_s is not None or self.episode_timeout_s is not None
         if config.environments and is_thread and not has_deadline:
@@ -183,6 +207,27 @@ class AgentConfig(Section):
                 "agent.step_timeout_s=null with isolation=thread: an environment that hangs stops "
                 "the run; give a deadline here or in agent.episode_timeout_s"
             )
+
+
+def gradient_record_problems(config: "PPOConfig") -> Iterator[str]:
+    """Yields what keeps a run from recording each episode's share of the gradient."""
+    trainer = config.trainer
+    if trainer.num_ranks > 1:
+        yield (
+            f"agent.record_gradients=true needs one rank, and trainer.nnodes={trainer.nnodes} x "
+            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {trainer.num_ranks}: set both "
+            "to 1, or take it out"
+        )
+    if trainer.train_finished_groups:
+        yield (
+            "agent.record_gradients=true compares each episode with the whole gradient, which "
+            "trainer.train_finished_groups=true has only at the end: take one of the two out"
+        )
+    if not config.agent.records_episodes:
+        yield (
+            "agent.record_gradients=true has nowhere to go with agent.episodes_keep=0: set that "
+            "above 0"
+        )
 
 
 def program_problems(agent: AgentConfig, config: "PPOConfig") -> Iterator[str]:

@@ -145,8 +145,8 @@ class PPOConfig(Section):
         agent = self.agent
         is_named = self.env_template or agent.environment.is_set or agent.cls.path
         is_program = agent.command or agent.program is not None
-        plays_rows = bool(agent.tools and self.data.train_files)
-        return plays_rows and not is_named and not is_program
+        has_tools = agent.tools or agent.mcp_servers
+        return bool(has_tools and self.data.train_files) and not is_named and not is_program
 
     @property
     def environment_home(self) -> EnvironmentHome:
@@ -174,6 +174,11 @@ class PPOConfig(Section):
         names = [library_of(environment.name) for environment in self.environments]
         libraries = [LIBRARIES[name] for name in names if name]
         return [library for library in libraries if library.own_process]
+
+    @property
+    def episodes_dir(self) -> str:
+        """Returns the folder of the episodes that the run records."""
+        return self.agent.episodes_dir or f"{self.trainer.run_dir}/episodes"
 
     # Sizes of a step.
 

@@ -1,6 +1,5 @@
 """Holds the settings of `trainer` and `ray_kwargs`: how long, where, what is written."""
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,8 +26,27 @@ class TrainerConfig(Section):
     total_training_steps: PositiveInt | None = None  #: steps; null = total_epochs passes
     project_name: str = "ppo_core"  #: groups runs in trackers and folders
     experiment_name: str = "default"  #: name of this run
-    #: where metrics go
-    logger: tuple[Literal["console", "file", "tensorboard", "wandb"], ...] = ("console", "file")
+    #: where metrics go (docs/trackers.md)
+    logger: tuple[
+        Literal[
+            "console",
+            "file",
+            "json",
+            "tensorboard",
+            "wandb",
+            "mlflow",
+            "swanlab",
+            "trackio",
+            "clearml",
+        ],
+        ...,
+    ] = ("console", "file")
+    #: seconds for which a tracker may not answer, before its process is ended
+    tracker_timeout_s: PositiveFloat = 120.0
+    #: the Python that has the trackers' packages; null = the run's own
+    tracker_python: InputPath | None = None
+    #: how a long generation is shown: auto = a bar in terminals and notebooks, else lines
+    progress: Literal["auto", "bar", "lines", "off"] = "auto"
     nnodes: PositiveInt = 1  #: machines
     n_gpus_per_node: PositiveInt = 1  #: ranks per machine; on a CPU machine too
     #: ranks, beside those, of which each has an engine; 0 = they share theirs
@@ -67,7 +85,8 @@ class TrainerConfig(Section):
     #: write every step's prompts, responses and scores here
     rollout_data_dir: OutputPath | None = None
     validation_data_dir: OutputPath | None = None  #: write every validation's here
-    log_val_generations: NonNegativeInt = 0  #: validation answers to show in the log
+    #: validation answers to show in the log and, as a table, in trackers
+    log_val_generations: NonNegativeInt = 0
     #: local = one process; null = ray for more than one rank
     launcher: Literal["local", "ray"] | None = None
     #: seconds in which nothing at all moves after which a run ends (docs/failures.md); null =
@@ -87,11 +106,6 @@ class TrainerConfig(Section):
     def all_ranks(self) -> int:
         """Counts those of the engines too, where they have their own."""
         return self.num_ranks + self.rollout_n_gpus
-
-    @property
-    def trackers(self) -> tuple[str, ...]:
-        """Lists the loggers whose package is there."""
-        return tuple(name for name in self.logger if _is_installed(name))
 
     @property
     def use_ray(self) -> bool:
@@ -218,11 +232,6 @@ class TrainerConfig(Section):
                 "rollout_correction (rollout_is=off), agent.observation_loss_coef and "
                 "param_offload"
             )
-
-
-def _is_installed(logger: str) -> bool:
-    """Returns whether a logger needs no package, or its package is there."""
-    return logger in ("console", "file") or importlib.util.find_spec(logger) is not None
 
 
 def _says_something(value: Any) -> bool:

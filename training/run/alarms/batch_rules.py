@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
-from training.run.alarms.catalogue import Finding
+from training.run.alarms.catalogue import Finding, Place
 
 # Nats by which it must be unlikely that samples agree by chance: one in 10^10.
 UNLIKELY = 23.0
@@ -35,6 +35,7 @@ def unsampled_tokens(batch: DataProto) -> Iterator[Finding]:
             "unsampled_tokens",
             f"{count} of {int(mask.sum())} tokens that are trained on were not sampled by the "
             f"policy, first {_first_place(batch, wrong)}",
+            first_place(batch, wrong),
         )
 
 
@@ -57,6 +58,7 @@ def tokens_left_out(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding
             "tokens_left_out",
             f"{int(left_out.sum())} of {int(sampled.sum())} sampled tokens are not trained on, "
             f"first {_first_place(batch, left_out)}",
+            first_place(batch, left_out),
         )
         return
     lengths = mask.sum(1).tolist()
@@ -67,6 +69,7 @@ def tokens_left_out(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding
                 "tokens_left_out",
                 f"{trained} tokens of episode {batch.non_tensor_batch['episode_id'][rows[0]]} are "
                 f"trained on, {facts['sampled_tokens']} were sampled",
+                place_of(batch, rows[0]),
             )
             return
 
@@ -98,6 +101,7 @@ def ignored_ends(batch: DataProto, eos_token_id: int) -> Iterator[Finding]:
             "end_ignored",
             f"{int(goes_on.sum())} turns went on behind their end, first at "
             f"{_first_place(batch, goes_on)}",
+            first_place(batch, goes_on),
         )
 
 
@@ -115,7 +119,9 @@ def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
     if unsampled.any():
         place = _first_place(batch, unsampled)
         yield Finding(
-            "reward_misplaced", f"a reward stands on a token that was not sampled: {place}"
+            "reward_misplaced",
+            f"a reward stands on a token that was not sampled: {place}",
+            first_place(batch, unsampled),
         )
         return
     is_environments = "environment_rewards" in fields and torch.equal(
@@ -126,12 +132,16 @@ def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
         if within_turn.any():
             place = _first_place(batch, within_turn)
             yield Finding(
-                "reward_misplaced", f"an environment's reward stands within a turn: {place}"
+                "reward_misplaced",
+                f"an environment's reward stands within a turn: {place}",
+                first_place(batch, within_turn),
             )
     elif _all_before_the_end(has_reward, mask):
         place = _first_place(batch, has_reward)
         yield Finding(
-            "reward_misplaced", f"no reward stands on the last sampled token, but on {place}"
+            "reward_misplaced",
+            f"no reward stands on the last sampled token, but on {place}",
+            first_place(batch, has_reward),
         )
 
 
@@ -155,7 +165,9 @@ def other_prompts(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
         ids = list(of_dataset[rows[0]])
         if ids and prompts[rows[0], -len(ids) :].tolist() != ids:
             yield Finding(
-                "prompt_differs", f"{_owner(batch, rows[0])} answers another prompt than its own"
+                "prompt_differs",
+                f"{_owner(batch, rows[0])} answers another prompt than its own",
+                place_of(batch, rows[0]),
             )
             return
 
@@ -191,6 +203,7 @@ def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> I
             "groups_mixed",
             f"{len(mixed)} of {len(groups)} groups have episodes of different prompts or tasks, "
             f"as {mixed[0]}",
+            Place(group=str(mixed[0])),
         )
 
 
@@ -214,6 +227,7 @@ def uneven_groups(batch: DataProto, episodes: EpisodeRows, size: int) -> Iterato
             "group_size",
             f"{len(uneven)} of {len(groups)} groups have not {size} episodes, as {uneven[0]} with "
             f"{sizes[uneven[0]]}",
+            Place(group=str(uneven[0])),
         )
 
 
@@ -249,6 +263,7 @@ def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
             "equal_answers",
             f"{equal} first answers equal that of their group's first member, {expected:.2g} would "
             f"by chance; as in group {example}",
+            Place(group=example),
         )
 
 
@@ -258,6 +273,22 @@ def unlikely_excess(count: int, expected: float) -> bool:
         return False
     nats = count * math.log(count / max(expected, 1e-300)) - count + expected
     return nats > UNLIKELY
+
+
+def place_of(batch: DataProto, row: int, token: int | None = None) -> Place:
+    """Says to which episode a row belongs, as the viewer finds it."""
+    columns = batch.non_tensor_batch
+    ids = columns.get("episode_id", columns.get("uid"))
+    if ids is None:
+        return Place()
+    number = int(columns["episode_row"][row]) if "episode_row" in columns else 0
+    return Place(episode=str(ids[row]), row=number, token=token)
+
+
+def first_place(batch: DataProto, wrong: Tensor) -> Place:
+    """Says of which episode the first token is where `wrong`, (B, R) bool."""
+    row, token = wrong.nonzero()[0].tolist()
+    return place_of(batch, row, token)
 
 
 def _first_place(batch: DataProto, wrong: Tensor) -> str:

@@ -4,6 +4,22 @@ docs/alarms.md says what each means.
 """
 
 from typing import NamedTuple
+from urllib.parse import quote
+
+
+class Place(NamedTuple):
+    """Names the episode that shows what an alarm says, or the group.
+
+    Attributes:
+        episode: its `episode_id`; "": none is known.
+        row, token: of the episode's rows, and of that row's response; None: not known.
+        group: the `uid` of its group.
+    """
+
+    episode: str = ""
+    row: int = 0
+    token: int | None = None
+    group: str = ""
 
 
 class Finding(NamedTuple):
@@ -11,6 +27,7 @@ class Finding(NamedTuple):
 
     alarm: str
     text: str
+    place: Place = Place()
 
 
 # What to check, by alarm.
@@ -49,6 +66,7 @@ ADVICE = {
     "reward_constant": (
         "the reward function: does it read the answers? The answers: can the policy earn anything?"
     ),
+    "silence_paid": "the reward: what does it make of an empty text? A policy learns to be silent",
     "advantages_zero": (
         "rewards within groups: where all are equal nothing is learned; rollout.n, filter_groups"
     ),
@@ -115,6 +133,7 @@ ADVICE = {
 WAITS = frozenset(
     {
         "reward_constant",
+        "silence_paid",
         "advantages_zero",
         "length_pinned",
         "rate_zero",
@@ -127,3 +146,77 @@ WAITS = frozenset(
         "values_constant",
     }
 )
+
+# The episodes that show what an alarm says, as the viewer finds and sorts them; of the others the
+# step's. An engine's weights that were not synced show in the steps that follow.
+OF_ANY_STEP = frozenset({"engine_differs", "engine_stale", "reference_moves"})
+VIEWS = {
+    "engine_differs": "sort=-mismatch",
+    "engine_stale": "sort=-mismatch",
+    "log_probs_differ": "sort=-mismatch",
+    "turn_differs": "sort=-mismatch",
+    "template_changed": "sort=-mismatch",
+    "not_finite": "sort=-mismatch",
+    "samples_biased": "sort=entropy",
+    "entropy_collapse": "sort=entropy",
+    "ratio_not_one": "sort=-ratio",
+    "large_step": "sort=-ratio",
+    "kl_explodes": "sort=-ratio",
+    "kl_jump": "sort=-kl",
+    "kl_negative": "sort=-kl",
+    "reference_moves": "sort=-kl",
+    "reference_differs": "sort=-kl",
+    "policy_still": "sort=-advantage",
+    "part_still": "sort=-advantage",
+    "gradients_kept": "sort=-gradient",
+    "gradients_lost": "sort=-gradient",
+    "gradient_not_finite": "sort=-gradient",
+    "gradient_zero": "sort=-advantage",
+    "gradient_misled": "sort=-advantage",
+    "tokens_missing": "sort=-advantage",
+    "advantages_wrong": "sort=-advantage",
+    "values_differ": "sort=-advantage",
+    "values_constant": "sort=-advantage",
+    "reward_constant": "spread=0&sort=-reward",
+    "advantages_zero": "spread=0&sort=-reward",
+    "reward_differs": "sort=-reward",
+    "reward_misplaced": "sort=-reward",
+    "silence_paid": "empty=1&sort=-reward",
+    "nothing_sampled": "empty=1&sort=-reward",
+    "length_pinned": "sort=-tokens",
+    "prompts_pinned": "sort=-tokens",
+    "end_ignored": "sort=-tokens",
+    "tokens_left_out": "sort=-tokens",
+    "unsampled_tokens": "sort=-tokens",
+    "equal_answers": "sort=tokens",
+    "answers_repeat": "sort=tokens",
+    "throughput_falls": "sort=-seconds",
+    "memory_grows": "sort=-tokens",
+}
+# How the tokens of an episode are coloured that an alarm names.
+COLORS = {
+    "unsampled_tokens": "fate",
+    "tokens_left_out": "fate",
+    "end_ignored": "fate",
+    "reward_misplaced": "fate",
+    "reward_differs": "advantage",
+}
+
+
+def view_of(finding: Finding, step: int) -> str:
+    """Returns the viewer's address, behind its #, of what a finding of this step is about."""
+    place = finding.place
+    if place.episode:
+        address = f"episode/0/train/{step}/{quote(place.episode, safe='')}?row={place.row}"
+        if place.token is not None:
+            address += f"&token={place.token}"
+        color = COLORS.get(finding.alarm)
+        return f"{address}&color={color}" if color else address
+    if place.group:
+        return f"group/0/train/{step}/{quote(place.group, safe='')}"
+    parts = ["kind=train"]
+    if finding.alarm not in OF_ANY_STEP:
+        parts.append(f"step={step}")
+    if finding.alarm in VIEWS:
+        parts.append(VIEWS[finding.alarm])
+    return f"list?{'&'.join(parts)}"

@@ -8,7 +8,7 @@ run with and without them has the same numbers.
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from training.run.alarms import (
     reward_rules,
     update_rules,
 )
-from training.run.alarms.catalogue import ADVICE, WAITS, Finding
+from training.run.alarms.catalogue import ADVICE, WAITS, Finding, view_of
 from training.run.alarms.engine_rules import EngineRules
 from training.run.alarms.history import History, Metrics
 from training.run.alarms.rate_rules import RateRules
@@ -32,6 +32,7 @@ from training.run.alarms.reference_rules import ReferenceRules
 from training.run.alarms.repeat_rules import RepeatRules
 from training.run.alarms.reward_rules import FEWEST_EPISODES, RewardRules, ScoreRules
 from training.run.alarms.sampling_rules import SamplingRules
+from training.run.alarms.silence_rules import SilenceRules
 
 # The package's own name, as it is what users know.
 logger = logging.getLogger("training.run.alarms")
@@ -39,6 +40,18 @@ logger = logging.getLogger("training.run.alarms")
 
 class AlarmStop(RuntimeError):
     """Ends a run with `trainer.alarms=stop`; says what stands."""
+
+
+class Ringing(NamedTuple):
+    """Tells of an alarm that was said in this step.
+
+    Attributes:
+        view: the viewer's address of what rang it.
+    """
+
+    alarm: str
+    text: str
+    view: str
 
 
 class Alarms:
@@ -52,6 +65,7 @@ class Alarms:
 
     Attributes:
         paid_by_environment: the environment's rewards are the scores, and nothing else is.
+        said: the alarms that the last step's check has logged.
     """
 
     def __init__(
@@ -73,11 +87,14 @@ class Alarms:
         self.reference_rules = ReferenceRules(config)
         self.engine_rules = EngineRules(config)
         self.sampling_rules = SamplingRules(config)
+        special_ids = tokenizer.all_special_ids if tokenizer is not None else []
+        self.silence_rules = SilenceRules(config.data.reward_fn_key, special_ids)
         # The step since which each finding stands.
         self.since: dict[str, int] = {}
         self.broken_rules: set[str] = set()
         # What stands now, as sentences.
         self.standing: list[str] = []
+        self.said: list[Ringing] = []
 
     def see_scores(self, scores: Tensor) -> None:
         """Sees what a step's rows were given, (B, R), before anything is made of it."""
@@ -97,8 +114,9 @@ class Alarms:
         self.history.add(metrics)
         self.since = {alarm: self.since.get(alarm, step) for alarm in findings}
         self.standing = []
+        self.said = []
         results: dict[str, float] = {}
-        for alarm, text in findings.items():
+        for alarm, finding in findings.items():
             steps_standing = step - self.since[alarm] + 1
             steps_due = steps_standing
             if alarm in WAITS:
@@ -107,12 +125,14 @@ class Alarms:
                 continue
             results[f"alarms/{alarm}"] = float(steps_standing)
             sentence = (
-                f"alarm {alarm}: {text}, since step {self.since[alarm]}; check {ADVICE[alarm]}"
+                f"alarm {alarm}: {finding.text}, since step {self.since[alarm]}; check "
+                f"{ADVICE[alarm]}"
             )
             self.standing.append(sentence)
             is_power_of_two = steps_due & (steps_due - 1) == 0
             if is_power_of_two:
                 logger.warning("%s", sentence)
+                self.said.append(Ringing(alarm, sentence, view_of(finding, step)))
         results["alarms/count"] = float(len(self.standing))
         results["timing_s/alarms"] = time.perf_counter() - began
         return results
@@ -135,13 +155,13 @@ class Alarms:
         self.engine_rules.template = state["template"]
         self.reward_rules.load_state_dict(state["rewards"])
 
-    def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, str]:
-        """Returns what each alarm's first finding says, by alarm."""
-        findings: dict[str, str] = {}
+    def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Finding]:
+        """Returns each alarm's first finding, by alarm."""
+        findings: dict[str, Finding] = {}
         for name, rule in self._rules(batch, metrics, step).items():
             try:
                 for finding in rule:
-                    findings.setdefault(finding.alarm, finding.text)
+                    findings.setdefault(finding.alarm, finding)
             # A batch or a metric of a user's own may lack or hold anything.
             except Exception as error:
                 if name not in self.broken_rules:
@@ -188,6 +208,7 @@ class Alarms:
             "repeats": self.repeat_rules.check(batch, episodes),
             "advantages": advantage_rules.wrong_advantages(batch, episodes, config.algorithm, step),
             "rewards": self.reward_rules.check(batch, episodes, metrics),
+            "silence": self.silence_rules.check(batch, episodes, metrics),
         }
         # A correction leaves tokens out on purpose.
         if not config.algorithm.rollout_correction.corrects:

@@ -14,7 +14,7 @@ import numpy as np
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.run.alarms.batch_rules import UNLIKELY, unlikely_excess
-from training.run.alarms.catalogue import Finding
+from training.run.alarms.catalogue import Finding, Place
 
 # Of so many tasks one may come twice by chance: seeds have 31 bits.
 TASKS_A_REPEAT = 256
@@ -127,7 +127,9 @@ def copied_groups(batch: DataProto, groups: dict[str, list[int]]) -> Iterator[Fi
     for uids in by_content.values():
         if len(uids) > 1 and nats[groups[uids[0]]].sum() > unlikely:
             yield Finding(
-                "groups_copied", f"groups {uids[0]} and {uids[1]} have the same answers throughout"
+                "groups_copied",
+                f"groups {uids[0]} and {uids[1]} have the same answers throughout",
+                Place(group=uids[0]),
             )
             return
 

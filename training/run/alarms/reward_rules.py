@@ -17,7 +17,7 @@ from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows
 from training.config import AlgorithmConfig
 from training.core_algos import kl_penalty
-from training.run.alarms.batch_rules import played_episodes
+from training.run.alarms.batch_rules import place_of, played_episodes
 from training.run.alarms.catalogue import Finding
 from training.run.alarms.history import Metrics
 
@@ -56,6 +56,7 @@ def unpaid_rewards(
                 "reward_differs",
                 f"episode {batch.non_tensor_batch['episode_id'][rows[0]]} was paid {paid:.4g}, and "
                 f"is trained on with {held:.4g}",
+                place_of(batch, rows[0]),
             )
             return
 
@@ -125,6 +126,7 @@ class ScoreRules:
                 "reward_differs",
                 f"{int(differing.sum())} of {len(given)} rows are trained on with another score "
                 f"than they were given, as row {row} with {scores[row]:.4g} for {given[row]:.4g}",
+                place_of(batch, row),
             )
 
     def _check_pairs(
@@ -176,6 +178,7 @@ class ScoreRules:
                 "reward_differs",
                 f"{len(differing)} scores are not what the reward function said, as row {row}: "
                 f"{scores[row]:.4g} for {infos[row]:.4g}",
+                place_of(batch, row),
             )
         elif differing:
             self.is_another_score = True

@@ -6,7 +6,7 @@ pad a batch to the ranks, never count.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from data.array_ops import row_blocks, row_sums
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows, real_rows
+from training.run.metrics.group_metrics import compute_group_metrics
 
 # Sections of a step whose time is put down to every token of the batch; generation's goes to the
 # response's tokens.
@@ -173,6 +174,25 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
         if tokens.get(name):
             metrics[f"timing_per_token_ms/{name}"] = seconds * 1000 / tokens[name]
     return metrics
+
+
+def compute_step_metrics(
+    batch: DataProto,
+    timing_raw: Mapping[str, float],
+    ranks: int,
+    special_ids: Sequence[int],
+) -> dict[str, float]:
+    """Measures a step: its data, where its time went, and its throughput on so many ranks.
+
+    Args:
+        special_ids: ids of the tokens that are no text, as the end of a turn.
+    """
+    return {
+        **compute_data_metrics(batch, use_critic="values" in batch.batch),
+        **compute_group_metrics(batch, special_ids),
+        **compute_timing_metrics(batch, timing_raw),
+        **compute_throughout_metrics(batch, timing_raw, ranks),
+    }
 
 
 def compute_throughout_metrics(

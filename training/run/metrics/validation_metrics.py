@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from training.batch.row_groups import rows_by_key
+from training.run.metrics.evaluation_statistics import estimate
 
 Reduction = Callable[[list[Any]], float]
 # {source: {variable: {metric: value}}}
@@ -182,3 +183,30 @@ def flatten_validation_metrics(
             for metric, value in metrics.items():
                 flat[f"{section}/{source}/{variable}/{metric}"] = value
     return flat
+
+
+def reward_intervals(
+    sources: Sequence[str], uids: Sequence[str], rewards: Sequence[float]
+) -> dict[str, float]:
+    """Tells how sure each source's mean reward is, by drawing its tasks again.
+
+    Returns:
+        val-core/SOURCE/reward/mean@N/ci_low, /ci_high (none for a single task) and /tasks.
+    """
+    metrics: dict[str, float] = {}
+    for (source, n), tasks in rows_by_task(sources, uids).items():
+        mean = estimate(np.array(rewards, dtype=np.float64)[tasks].mean(axis=1))
+        name = f"val-core/{source}/reward/mean@{n}"
+        if mean.low is not None and mean.high is not None:
+            metrics[f"{name}/ci_low"] = mean.low
+            metrics[f"{name}/ci_high"] = mean.high
+        metrics[f"{name}/tasks"] = float(mean.tasks)
+    return metrics
+
+
+def rows_by_task(sources: Sequence[str], uids: Sequence[str]) -> dict[tuple[str, int], np.ndarray]:
+    """Sorts the samples' numbers by source and task: (source, n) -> (tasks, n), in their order."""
+    tasks: dict[tuple[str, int], list[list[int]]] = defaultdict(list)
+    for (source, _), rows in rows_by_key(zip(sources, uids, strict=True)).items():
+        tasks[source, len(rows)].append(rows)
+    return {key: np.array(rows) for key, rows in tasks.items()}

@@ -1,0 +1,140 @@
+"""The page of a run in a real browser: hover, search, links, hostile texts, and nothing loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.browser import Browser
+from tests.unit.page.made_runs import event, make_run, steps
+from training.run.report import write_pages
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run of 20 steps with an alarm, hostile texts, and a viewer."""
+    view = "list?step=7&sort=-kl"
+    records = steps(
+        20, **{"actor/entropy": 1.0, f"agent/info/{HOSTILE}/mean": 2.0, "timing_s/step": 3.0}
+    )
+    for step in (7, 8):
+        records[step - 1]["alarms/kl_jump"] = float(step - 6)
+    events = [
+        event("start", 0, command=HOSTILE, versions={"python": HOSTILE}),
+        event("alarm", 7, name="kl_jump", text=f"alarm kl_jump: {HOSTILE}", view=view),
+        event("restart", 8, text=HOSTILE, code=1),
+        event("end", 20, exit="failed", text=HOSTILE),
+    ]
+    folder = make_run(tmp_path / "run", records, events, settings=["data.seed=5"])
+    (folder / "viewer").mkdir()
+    (folder / "viewer" / "index.html").write_text("<title>the viewer</title>")
+    return folder
+
+
+DRAWN = "document.querySelectorAll('.uplot canvas').length > 0"
+
+
+def open_page(browser: Browser, run_dir: Path) -> None:
+    page, _ = write_pages([run_dir])
+    browser.open(page.as_uri())
+    browser.wait(DRAWN)
+
+
+def number_of(browser: Browser, selector: str) -> int:
+    found: int = browser.run("return document.querySelectorAll(arguments[0]).length", selector)
+    return found
+
+
+def point_at_chart(browser: Browser, *, click: bool = False) -> None:
+    """Moves the mouse a little right of the middle of the first chart."""
+    x, y = browser.run(
+        "const chart = document.querySelector('.chart .u-over');"
+        "chart.scrollIntoView({block: 'center'});"
+        "const box = chart.getBoundingClientRect();"
+        "return [box.left + box.width / 2 + 3, box.top + box.height / 2 + 5]"
+    )
+    browser.point(x, y, click=click)
+
+
+def test_hostile_texts_are_shown_and_not_run_and_nothing_is_loaded(
+    browser: Browser, run_dir: Path
+) -> None:
+    open_page(browser, run_dir)
+    assert browser.run("return window.hacked ?? null") is None
+    text = browser.run("return document.body.innerText")
+    assert text.count(HOSTILE) >= 3
+    assert browser.requests() == [(run_dir / "report.html").as_uri()]
+    assert browser.console() == []
+    # The policy holds: a script that is added is not run.
+    browser.run(
+        "const s = document.createElement('script'); s.textContent = 'window.hacked = 1';"
+        "document.body.append(s)"
+    )
+    assert browser.run("return window.hacked ?? null") is None
+
+
+def test_a_hover_shows_the_step_and_its_value(browser: Browser, run_dir: Path) -> None:
+    open_page(browser, run_dir)
+    point_at_chart(browser)
+    shown = browser.run("return document.querySelector('.hover:not([hidden])').innerText")
+    step = int(shown.split()[1])
+    assert 9 <= step <= 12
+    # The mean of five neighbouring steps of a straight line is the line, and what it was.
+    assert f"{step / 10:g}" in shown.split()
+    # A click keeps it, with a way to the step's episodes.
+    point_at_chart(browser, click=True)
+    link = browser.run("return document.querySelector('.hover.kept a').href")
+    assert link.endswith(f"viewer/index.html#list?step={step}&kind=train&sort=-reward")
+
+
+def test_any_metric_is_found_by_a_word_and_drawn(browser: Browser, run_dir: Path) -> None:
+    open_page(browser, run_dir)
+    browser.run("document.querySelector('input[type=search]').focus()")
+    browser.press("entropy policy")
+    assert browser.texts("button.metric") == ["actor/entropy"]
+    before = number_of(browser, ".chart")
+    browser.click("button.metric")
+    browser.wait("document.querySelector('#metrics .uplot')")
+    assert "Mean entropy of the policy at sampled tokens" in browser.texts("#metrics .chart")[0]
+    assert number_of(browser, ".chart") == before + 1
+    # It is there again when the page is read again.
+    browser.run("document.body.remove(); location.reload()")
+    browser.wait("document.querySelector('#metrics .chart')")
+
+
+def test_an_alarm_leads_to_the_tokens_that_rang_it(browser: Browser, run_dir: Path) -> None:
+    open_page(browser, run_dir)
+    browser.run(
+        "[...document.links].find((a) => a.textContent === 'the tokens that rang it').click()"
+    )
+    browser.wait("document.title === 'the viewer'")
+    address = (run_dir / "viewer/index.html").as_uri()
+    assert browser.run("return location.href") == f"{address}#list?step=7&sort=-kl"
+
+
+def test_seeds_stand_on_one_page_as_a_line_with_a_band(browser: Browser, tmp_path: Path) -> None:
+    runs = []
+    for seed in (1, 2):
+        records = [{"step": n, "critic/score/mean": n * seed} for n in range(1, 9)]
+        runs.append(make_run(tmp_path / f"run{seed}", records, settings=[f"data.seed={seed}"]))
+    page, _ = write_pages(runs)
+    browser.open(page.as_uri())
+    browser.wait(DRAWN)
+    assert "run (2 seeds)" in browser.texts("h1")[0]
+    lines = browser.run("return charts[0].lines.map((l) => [l.low[7], l.values[7], l.high[7]])")
+    assert lines == [[8, 12, 16]]
+    assert browser.console() == []
+
+
+def test_nothing_is_wider_than_a_narrow_window(browser: Browser, run_dir: Path) -> None:
+    browser.resize(520, 900)
+    open_page(browser, run_dir)
+    width, window = browser.run(
+        "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert width <= window

@@ -1,0 +1,80 @@
+"""Reads the data files of a viewer as its pages do, for tests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.run.episodes import main
+
+CALL = re.compile(r'viewerData\("([\w/]+)","([\w+/=]+)"\);\n')
+
+
+def unpack(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the header and the arrays of a data file."""
+    match = CALL.fullmatch(path.read_text())
+    assert match and str(path.with_suffix("")).endswith(match[1])
+    content = zlib.decompress(base64.b64decode(match[2]))
+    start = 4 + int.from_bytes(content[:4], "little")
+    header = json.loads(content[4:start])
+    arrays: dict[str, np.ndarray] = {}
+    for name, entry in header["arrays"].items():
+        if isinstance(entry, str):
+            arrays[name] = arrays[entry]
+            continue
+        dtype, entries, position, repeated = entry
+        array = np.frombuffer(content, dtype=dtype, count=entries, offset=start + position)
+        arrays[name] = np.repeat(array, repeated) if repeated else array
+    return header, arrays
+
+
+def make_viewer(*runs: Path) -> Path:
+    """Makes the viewer of runs; returns its folder."""
+    assert main([str(run) for run in runs]) == 0
+    return runs[0] / "viewer"
+
+
+def manifest(viewer: Path) -> dict[str, Any]:
+    """Returns the viewer's manifest."""
+    return unpack(viewer / "manifest.js")[0]
+
+
+def listed(viewer: Path) -> list[dict[str, Any]]:
+    """Returns the rows of the list, texts and all."""
+    rows = []
+    for path in sorted((viewer / "data/list").iterdir(), key=lambda file: int(file.stem)):
+        header, arrays = unpack(path)
+        for i, episode_id in enumerate(header["ids"]):
+            row = {"id": episode_id, **{name: array[i] for name, array in arrays.items()}}
+            for name in ("uid", "ending", "source", "task", "beginning", "tools"):
+                row[name] = header[name][row[name]]
+            rows.append(row)
+    return rows
+
+
+def page_of(viewer: Path, row: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns what the page of a listed episode shows, and the columns of each of its rows."""
+    number = row["page"]
+    header, arrays = unpack(viewer / f"data/pages/{number // 1000}/{number}.js")
+    place = row["in_page"]
+    episode = header["episodes"][place]
+    columns = [
+        {
+            name: arrays[f"{place}.{k}.{name}"]
+            for name in [*described["columns"], "prompt_ids", "response_ids"]
+        }
+        for k, described in enumerate(episode["rows"])
+    ]
+    vocabulary = dict(zip(header["ids"], header["texts"], strict=True))
+    return {**episode, "vocabulary": vocabulary}, columns
+
+
+def pages(viewer: Path) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Returns by id the pages of all episodes."""
+    return {row["id"]: page_of(viewer, row) for row in listed(viewer)}

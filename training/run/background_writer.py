@@ -1,0 +1,48 @@
+"""A thread that writes beside the run, in the order in which it is asked to.
+
+Invariant: a disk that hangs holds the run up for WAIT_S seconds at most, once for each thing that
+is to be written, and never keeps the process from ending.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+# So many jobs may wait; then the run waits for the first of them.
+MOST_WAITING = 8
+# Seconds for which the run waits, for room in the queue or for its end.
+WAIT_S = 60.0
+
+Job = Callable[[], None]
+
+
+class BackgroundWriter:
+    """Runs jobs one after another, in a thread that begins with the first of them."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[Job] = queue.Queue(MOST_WAITING)
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Job) -> bool:
+        """Queues a job, which must not raise; returns whether there was room for it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="records", daemon=True)
+            self._thread.start()
+        try:
+            self._jobs.put(job, timeout=WAIT_S)
+        except queue.Full:
+            return False
+        return True
+
+    def flush(self) -> bool:
+        """Waits until all that was queued is done; returns whether it is."""
+        if self._thread is None:
+            return True
+        done = threading.Event()
+        return self.submit(done.set) and done.wait(WAIT_S)
+
+    def _run(self) -> None:
+        while True:
+            self._jobs.get()()

@@ -1,0 +1,241 @@
+// Draws a chart by uPlot, with a legend, a hover and marks of what happened to the run.
+
+const CHART_HEIGHT = 230;
+const CURSORS = uPlot.sync("steps");
+// What all charts have in common: how many points are averaged.
+const VIEW = { smoothing: 1 };
+// A click that moved further is a drag, which zooms.
+const CLICK_PIXELS = 4;
+
+// A chart on the page: a frame at once, the drawing when it comes into sight.
+class Chart {
+  constructor(title, unit, makeLines, options = {}) {
+    this.title = title;
+    this.unit = unit;
+    this.makeLines = makeLines;
+    this.options = options;
+    this.isLogarithmic = false;
+    this.hidden = new Set();
+    this.plot = null;
+    this.isVisible = false;
+    this.legend = element("div", { class: "legend" });
+    this.area = element("div", { class: "area" });
+    this.node = element("figure", { class: "chart" }, [this.heading(), this.legend, this.area]);
+    this.observe();
+  }
+
+  heading() {
+    const tools = [];
+    if (!this.options.isStacked) {
+      tools.push(button("log", "logarithmic axis", (node) => {
+        this.isLogarithmic = !this.isLogarithmic;
+        node.classList.toggle("on", this.isLogarithmic);
+        this.draw();
+      }));
+    }
+    tools.push(button("wide", "over the whole width", (node) => {
+      this.node.classList.toggle("wide");
+      node.classList.toggle("on");
+    }));
+    if (this.options.onClose) {
+      tools.push(button("×", "take this chart away", this.options.onClose));
+    }
+    const caption = element("figcaption", {}, [
+      element("span", { class: "title", title: this.options.meaning || "" }, [this.title]),
+      element("span", { class: "tools" }, tools),
+    ]);
+    if (!this.options.meaning) {
+      return caption;
+    }
+    const meaning = element("p", { class: "meaning" }, [prose(this.options.meaning)]);
+    return element("div", {}, [caption, meaning]);
+  }
+
+  observe() {
+    new IntersectionObserver((entries) => {
+      this.isVisible = entries.some((entry) => entry.isIntersecting);
+      if (this.isVisible && !this.plot) {
+        this.draw();
+      }
+    }, { rootMargin: "300px" }).observe(this.area);
+    new ResizeObserver(() => {
+      if (this.plot && this.area.clientWidth !== this.plot.width) {
+        this.plot.setSize({ width: this.area.clientWidth, height: CHART_HEIGHT });
+      }
+    }).observe(this.area);
+  }
+
+  draw() {
+    if (this.plot) {
+      this.plot.destroy();
+      this.plot = null;
+    }
+    this.lines = this.makeLines();
+    this.drawLegend();
+    const drawn = this.lines.filter((line) => !this.hidden.has(line.label));
+    this.area.replaceChildren();
+    if (!drawn.length) {
+      this.area.append(element("p", { class: "empty" }, ["nothing to draw"]));
+      return;
+    }
+    const { tables, series, bands } = this.seriesOf(drawn);
+    this.plot = new uPlot(this.settings(series, bands), uPlot.join(tables), this.area);
+    this.hover = new Hover(this, drawn);
+  }
+
+  drawLegend() {
+    // The topmost of a stack stands first.
+    const lines = this.options.isStacked ? [...this.lines].reverse() : this.lines;
+    this.legend.replaceChildren(...lines.map((line) => {
+      const swatch = element("i");
+      swatch.style.background = line.dash
+        ? `repeating-linear-gradient(90deg, ${line.color} 0 3px, transparent 3px 5px)`
+        : line.color;
+      const item = button(line.label, "hide or show this line", () => {
+        if (!this.hidden.delete(line.label)) {
+          this.hidden.add(line.label);
+        }
+        this.draw();
+      });
+      item.prepend(swatch);
+      item.classList.toggle("off", this.hidden.has(line.label));
+      return item;
+    }));
+    if (this.options.leftOut) {
+      const words = `and ${this.options.leftOut} more, by their names below`;
+      this.legend.append(element("span", {}, [words]));
+    }
+  }
+
+  // The tables that uPlot joins, its series, and its bands between pairs of these.
+  seriesOf(lines) {
+    const tables = [];
+    const series = [{}];
+    const bands = [];
+    const add = (steps, values, style) => {
+      tables.push([steps, this.shown(values)]);
+      series.push({ spanGaps: false, ...style });
+      return series.length - 1;
+    };
+    const none = { stroke: null, width: 0, points: { show: false } };
+    lines.forEach((line) => {
+      if (line.low && line.high) {
+        const high = add(line.steps, line.high, none);
+        const low = add(line.steps, line.low, none);
+        bands.push({ series: [high, low], fill: translucent(line.color, 0.16) });
+      }
+      line.place = this.addLine(line, add);
+    });
+    if (this.options.isStacked) {
+      fillStack(lines, series, bands);
+    }
+    return { tables, series, bands };
+  }
+
+  addLine(line, add) {
+    const width = this.options.isExact ? 1 : VIEW.smoothing;
+    const style = { stroke: line.color, width: 1.6, dash: line.dash || undefined };
+    style.points = this.options.isStacked ? { show: false } : { size: 5, fill: line.color };
+    if (width > 1 && line.values.length > 2) {
+      const faint = { stroke: translucent(line.color, 0.3), width: 1, points: { show: false } };
+      add(line.steps, line.values, faint);
+      style.points = { show: false };
+    }
+    return add(line.steps, smoothed(line.values, width), style);
+  }
+
+  // On a logarithmic axis only what is above zero has a place.
+  shown(values) {
+    if (!this.isLogarithmic) {
+      return values;
+    }
+    return values.map((value) => (value !== null && value > 0 ? value : null));
+  }
+
+  settings(series, bands) {
+    const ink = color("faint-ink");
+    const axis = {
+      stroke: ink,
+      grid: { stroke: color("grid"), width: 1 },
+      ticks: { show: false },
+      font: "11px system-ui, sans-serif",
+      labelFont: "11px system-ui, sans-serif",
+      labelSize: 16,
+      labelGap: 0,
+    };
+    const steps = { ...axis, label: "step", size: 24, space: 60 };
+    steps.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6];
+    const values = { ...axis, label: this.unit, size: 56 };
+    values.values = (plot, splits) =>
+      splits.map((value) => (value === null ? "" : formatNumber(value)));
+    return {
+      width: this.area.clientWidth,
+      height: CHART_HEIGHT,
+      legend: { show: false },
+      scales: { x: { time: false, range: rangeOfSteps }, y: this.scaleOfValues() },
+      axes: [steps, values],
+      cursor: { sync: { key: CURSORS.key }, points: { size: 6 }, y: false },
+      series,
+      bands,
+      hooks: {
+        drawClear: [(plot) => drawMarks(plot, this.options.marks || [])],
+        setCursor: [() => this.hover && this.hover.follow()],
+      },
+    };
+  }
+
+  scaleOfValues() {
+    if (this.isLogarithmic) {
+      return { distr: 3 };
+    }
+    return { range: this.options.isStacked ? rangeOfStack : rangeOfValues };
+  }
+}
+
+// One step alone is given room on both sides.
+function rangeOfSteps(plot, low, high) {
+  return low === high ? [low - 1, high + 1] : [low, high];
+}
+
+function rangeOfStack(plot, low, high) {
+  return [0, high || 1];
+}
+
+// What is 0 throughout is given a small axis, as it is mostly a count or a share.
+function rangeOfValues(plot, low, high) {
+  if (low === null || (low === 0 && high === 0)) {
+    return [0, 1];
+  }
+  return uPlot.rangeNum(low, high, 0.1, true);
+}
+
+// Fills what lies between each line of a stack and the one below it.
+function fillStack(lines, series, bands) {
+  lines.forEach((line, number) => {
+    const fill = translucent(line.color, 0.55);
+    if (number === 0) {
+      series[line.place].fill = fill;
+    } else {
+      bands.push({ series: [line.place, lines[number - 1].place], fill });
+    }
+  });
+}
+
+// Marks the steps at which something happened to the run, behind the lines.
+function drawMarks(plot, marks) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.lineWidth = devicePixelRatio;
+  for (const mark of marks) {
+    const x = Math.round(plot.valToPos(mark.step, "x", true));
+    if (x >= bbox.left && x <= bbox.left + bbox.width) {
+      ctx.strokeStyle = translucent(color(`mark-${mark.kind}`), 0.6);
+      ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+  }
+  ctx.restore();
+}

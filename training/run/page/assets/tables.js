@@ -1,0 +1,107 @@
+// Makes the page's tables of alarms, step times, settings and differences.
+
+// The list of alarms, the latest first, with the way to the tokens that rang each.
+function alarmTable(run) {
+  const rows = [...run.alarms].reverse().map((alarm) => [
+    element("span", { class: "when" }, [formatTime(alarm.time)]),
+    element("span", { class: "when" }, [stepsRung(alarm)]),
+    code(alarm.name),
+    alarmText(alarm),
+    viewerLink(run, alarm.view, "the tokens that rang it"),
+  ]);
+  const parts = [
+    ...viewerHint(run),
+    table(["began", "steps", "alarm", "what it says", "look"], rows),
+  ];
+  if (run.alarmsLeftOut) {
+    parts.push(element("p", {}, [`${run.alarmsLeftOut} earlier ones are left out.`]));
+  }
+  return element("div", { class: "alarms" }, parts);
+}
+
+function stepsRung(alarm) {
+  return alarm.last > alarm.step ? `${alarm.step} – ${alarm.last}` : String(alarm.step);
+}
+
+function alarmText(alarm) {
+  const parts = [element("div", {}, [alarm.text])];
+  if (alarm.meaning) {
+    const words = ["It means: ", prose(alarm.meaning), ". "];
+    if (CONTENT.alarmDocs) {
+      const href = `${CONTENT.alarmDocs}#:~:text=${encodeURIComponent(alarm.name)}`;
+      words.push(element("a", { href }, ["docs/alarms.md"]));
+    }
+    parts.push(element("div", { class: "aside" }, words));
+  }
+  return element("div", {}, parts);
+}
+
+// A link into the viewer of the run's episodes.
+function viewerLink(run, view, words) {
+  return view ? element("a", { href: `${run.viewer.href}#${view}` }, [words]) : "";
+}
+
+// The viewer that points of curves lead into: that of one run which has recorded episodes.
+function viewerOfCharts() {
+  const [{ viewer }, ...others] = CONTENT.runs;
+  return !others.length && (viewer.isThere || viewer.hasEpisodes) ? viewer : null;
+}
+
+// What makes the viewer, where it is not there.
+function viewerHint(run) {
+  if (run.viewer.isThere) {
+    return [];
+  }
+  const words = "The links lead to the viewer of the run's episodes, which this command makes: ";
+  return [element("p", { class: "aside" }, [words, code(run.viewer.command)])];
+}
+
+// Ways into the episodes, each with how much there is to see.
+function episodeLinks(run) {
+  const links = run.looks.map(({ words, note, view }) =>
+    element("li", {}, [
+      element("a", { href: `${run.viewer.href}#${view}` }, [words]),
+      note ? element("small", {}, [` ${note}`]) : "",
+    ]),
+  );
+  return element("div", {}, [...viewerHint(run), element("ul", { class: "ways" }, links)]);
+}
+
+function stepTimeTable(run) {
+  const { steps, columns } = run.stepTimes;
+  const names = Object.keys(columns);
+  const rows = steps.map((step, place) => [
+    step,
+    ...names.map((name) => columns[name][place]),
+  ]);
+  return table(["step", ...names.map((name) => `${name}, s`)], rows.reverse());
+}
+
+function changesTable(run) {
+  const rows = [];
+  for (const change of run.changes) {
+    for (const { key, before, after } of change.changed) {
+      rows.push([`after ${change.step}`, code(key), code(before), code(after)]);
+    }
+  }
+  return table(["step", "setting", "before", "since then"], rows);
+}
+
+function settingsTable(run) {
+  return table(
+    ["setting", "value", "default", "what it is"],
+    run.settings.map((row) => [code(row.key), code(row.value), code(row.default), row.doc]),
+  );
+}
+
+function differencesTable() {
+  const { groups, rows } = CONTENT.differences;
+  return table(
+    ["setting", ...groups],
+    rows.map((row) => [code(row.key), ...row.values.map(code)]),
+  );
+}
+
+function code(text) {
+  return element("code", {}, [text]);
+}

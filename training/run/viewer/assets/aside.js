@@ -1,0 +1,140 @@
+// What stands beside an episode's conversation: its facts, its rows as a tree, and the command
+// that plays it again.
+"use strict";
+
+{
+  viewer.factsView = function (episode) {
+    const rows = Object.entries(episode.facts).filter(([, value]) => !isNothing(value));
+    return viewer.el("details", { class: "facts" },
+      viewer.el("summary", {}, "All that was recorded of it"),
+      viewer.el("table", {}, viewer.el("tbody", {}, rows.map(([name, value]) =>
+        viewer.el("tr", {},
+          viewer.el("th", { scope: "row" }, viewer.plainText(name)),
+          viewer.el("td", {}, viewer.visible(asText(value))))))));
+  };
+
+  const isNothing = (value) => value === null || value === "" || JSON.stringify(value) === "{}";
+  const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+  // Rows: each under the one that it begins with.
+  viewer.treeView = function (episode, chosen, choose) {
+    if (episode.rows.length < 2) return null;
+    const children = new Map();
+    episode.rows.forEach((row, number) => {
+      const parent = row.parent && row.parent.row < number ? row.parent.row : -1;
+      if (!children.has(parent)) children.set(parent, []);
+      children.get(parent).push(number);
+    });
+    const branch = (parent) => {
+      const numbers = children.get(parent) || [];
+      if (!numbers.length) return null;
+      return viewer.el("ul", {}, numbers.map((number) =>
+        viewer.el("li", {}, node(episode, number, chosen === number, choose), branch(number))));
+    };
+    return viewer.el("section", { class: "tree", "aria-label": "Rows" },
+      viewer.el("h2", {}, viewer.plural(episode.rows.length, "row")),
+      viewer.el("p", { class: "hint" },
+        "Each was trained on as one sequence; one begins with tokens of the row above it."),
+      branch(-1));
+  };
+
+  function node(episode, number, isChosen, choose) {
+    const row = episode.rows[number];
+    const turns = [...new Set(row.columns.turn_ids)].filter((turn) => turn >= 0);
+    const sampled = row.columns.sampled.reduce((sum, one) => sum + (one > 0), 0);
+    const begins = row.parent ? `, begins with ${row.parent.tokens} tokens of row ${row.parent.row}`
+      : "";
+    const what = turns.length
+      ? `turn${turns.length > 1 ? "s" : ""} ${turns[0]}${turns.length > 1 ? `–${turns.at(-1)}` : ""}`
+      : "no turn";
+    const text = `row ${number}: ${what}, ${row.columns.prompt_ids.length} + `
+      + `${row.columns.response_ids.length} tokens, ${sampled} sampled${begins}`;
+    return viewer.el("button", { type: "button", class: "node", "aria-pressed": String(isChosen),
+      onclick: () => choose(number) }, text, rewriting(episode, row));
+  }
+
+  // Tokens of both sides that a rewriting is told by.
+  const TOLD = 6;
+
+  // What a row says where the row above it says something else: its history was rewritten.
+  function rewriting(episode, row) {
+    const above = row.parent && episode.rows[row.parent.row];
+    if (!above) return null;
+    const start = row.parent.tokens;
+    const had = textFrom(episode, above, start);
+    if (had === "") return null;
+    return viewer.el("span", { class: "rewriting" },
+      `Its history was rewritten: behind these tokens row ${row.parent.row} has `,
+      viewer.el("q", {}, viewer.visible(had)), ", this one ",
+      viewer.el("q", {}, viewer.visible(textFrom(episode, row, start))),
+      ", as where a chat template drops what was said.");
+  }
+
+  // The text of some tokens of a row, prompt and response in one.
+  function textFrom(episode, row, start) {
+    const prompt = row.columns.prompt_ids.length;
+    const end = Math.min(start + TOLD, prompt + row.columns.response_ids.length);
+    let text = "";
+    for (let k = start; k < end; k += 1) {
+      const inPrompt = k < prompt;
+      text += viewer.tokenText(episode, row, inPrompt ? k : k - prompt, inPrompt);
+    }
+    return text;
+  }
+
+  // The command that plays the episode again up to a turn.
+  viewer.playAgain = function (episode) {
+    const { table } = viewer;
+    const run = table.manifest.runs[table.run[episode.place]];
+    const prefix = table.val[episode.place] ? "val-" : "";
+    const file = `${run.episodes}/${prefix}${table.step[episode.place]}.jsonl`;
+    const turns = episode.turns.length;
+    const select = viewer.el("select", { "aria-label": "up to turn" },
+      Array.from({ length: turns }, (_, k) => viewer.el("option", { value: k }, `up to turn ${k}`)));
+    const code = viewer.el("code", {});
+    const copy = viewer.el("button", { type: "button" }, "Copy");
+    const words = () => ["python", "scripts/replay.py", run.folder, file, "--episode", episode.id]
+      .concat(turns ? ["--until-turn", select.value] : []);
+    const fill = () => (code.textContent = commandOf(words()));
+    select.addEventListener("change", fill);
+    copy.addEventListener("click", () => copyText(code, copy));
+    viewer.chooseTurn = (turn) => {
+      if (turn < 0 || turn >= turns) return;
+      select.value = String(turn);
+      fill();
+    };
+    if (turns) select.value = String(turns - 1);
+    fill();
+    return viewer.el("section", { class: "again", "aria-label": "Play again" },
+      viewer.el("h2", {}, "Play again"),
+      viewer.el("p", { class: "hint" }, "Replays what was recorded, and goes on from there."),
+      viewer.el("div", { class: "row" }, turns ? select : null, copy), viewer.el("pre", {}, code));
+  };
+
+  // Words as a shell takes them. What would not be seen is not put into a command.
+  function commandOf(words) {
+    if (words.some((word) => viewer.plainText(word) !== word || /[\t\n]/.test(word))) {
+      return "# its id or its folder holds characters that cannot be seen: give them by hand";
+    }
+    return words.map((word) => {
+      if (/^[\w@%+=:,./-]+$/.test(word)) return word;
+      return `'${word.replaceAll("'", "'\\''")}'`;
+    }).join(" ");
+  }
+
+  async function copyText(code, button) {
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+    } catch {
+      // A page from the disk may not be allowed to: the text is selected, to be copied by hand.
+      const range = document.createRange();
+      range.selectNodeContents(code);
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      button.textContent = "Selected: press Ctrl+C";
+      return;
+    }
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  }
+}

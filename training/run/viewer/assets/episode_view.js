@@ -1,0 +1,336 @@
+// One episode: its conversation with coloured tokens, a token's card, and beside them how it was
+// rewarded and trained on.
+"use strict";
+
+{
+  let shown = null;
+
+  viewer.views.episode = async function (main, address) {
+    const i = viewer.table.places.get(address.parts.slice(0, 4).join("/"));
+    if (i === undefined) return missing(main);
+    const episode = await viewer.loadEpisode(i);
+    if (viewer.parseAddress(location.hash).parts.join("/") !== address.parts.join("/")) return;
+    viewer.listAll();
+    shown = stateOf(episode, address.values);
+    document.title = `Step ${viewer.table.step[i]}: ${viewer.plainText(episode.id)}`;
+    draw(main);
+  };
+
+  function missing(main) {
+    viewer.replace(main, viewer.el("section", { class: "fault" },
+      viewer.el("h2", {}, "This episode is not in the viewer."),
+      viewer.el("p", {}, "Its record was thinned out, or could not be read; the notes at the top "
+        + "of the page say which lines were damaged. "),
+      viewer.el("a", { href: "#list" }, "All episodes")));
+  }
+
+  function stateOf(episode, values) {
+    const measures = viewer.measuresOf(episode.rows);
+    const measure = measures.find((one) => one.name === values.color) || null;
+    const state = { episode, measures, measure, values, numbers: values.numbers === "1" };
+    state.mode = values.row === undefined || values.as === "talk" ? "talk" : `row ${values.row}`;
+    state.scale = measure && viewer.scaleOf(measure, episode.rows);
+    const [row, i] = [Number(values.row || 0), Number(values.token)];
+    const isThere = episode.rows[row]?.columns.response_ids.length > i;
+    state.token = values.token !== undefined && isThere && i >= 0 ? { row, i } : null;
+    if (!episode.rows[row]) state.mode = "talk";
+    return state;
+  }
+
+  function draw(main) {
+    const { episode } = shown;
+    const talk = viewer.el("div", { class: "talk" });
+    const legend = viewer.el("div", { class: "legend-place" });
+    const card = viewer.el("div", { class: "card-place", "aria-live": "polite" });
+    const tree = viewer.el("div", {});
+    shown.parts = { talk, legend, card, tree };
+    const side = viewer.el("aside", { class: "side", "aria-label": "About the episode" },
+      card, tree, viewer.pathView(episode), viewer.playAgain(episode), viewer.factsView(episode));
+    viewer.replace(main,
+      viewer.el("article", { class: "episode" }, head(episode),
+        viewer.el("div", { class: "episode-columns" },
+          viewer.el("div", { class: "episode-main" }, controls(), legend, talk), side)));
+    talk.addEventListener("click", (event) => clickToken(event));
+    drawTalk();
+    drawLegend();
+    drawCard();
+    viewer.closeCard = closeCard;
+    if (shown.token) scrollToToken();
+    else window.scrollTo(0, 0);
+  }
+
+  function head(episode) {
+    const { table } = viewer;
+    const i = episode.place;
+    const kind = table.val[i] ? "validation" : "step";
+    const step = viewer.listAddress({ step: table.step[i], kind: table.val[i] ? "val" : "train" });
+    const rows = viewer.listed.rows;
+    const place = rows.indexOf(i);
+    const facts = [
+      ["reward", viewer.short(table.reward[i])], ["ending", viewer.textOf("ending", i) || "–"],
+      ["turns", table.turns[i]], ["tokens", table.tokens[i]],
+    ];
+    if (table.attempts[i] > 1) facts.push(["played", `${table.attempts[i]} times`]);
+    if (table.rows[i] > 1) facts.push(["rows", table.rows[i]]);
+    if (table.no_spread[i]) facts.push(["group", "without spread"]);
+    if (table.stale[i]) facts.push(["weights", "older than the step's"]);
+    if (table.empty[i]) facts.push(["answers", "empty"]);
+    return viewer.el("header", { class: "episode-head" },
+      viewer.el("nav", { "aria-label": "Place" },
+        viewer.el("a", { href: viewer.listAddress(viewer.listed.values) }, "List"), " › ",
+        viewer.el("a", { href: step }, `${kind} ${table.step[i]}`), " › ",
+        viewer.el("a", { href: viewer.groupAddress(i) }, "group"), " › ",
+        viewer.el("a", { href: viewer.taskAddress(i) }, "same task"),
+        viewer.el("span", { class: "turning" },
+          viewer.el("button", { type: "button", onclick: () => viewer.moveEpisode(-1),
+            disabled: place <= 0, title: "←" }, "← Previous"),
+          place >= 0 ? ` ${viewer.count(place + 1)} of ${viewer.count(rows.length)} ` : " ",
+          viewer.el("button", { type: "button", onclick: () => viewer.moveEpisode(1),
+            disabled: place >= rows.length - 1, title: "→" }, "Next →"))),
+      viewer.el("h1", { title: viewer.plainText(episode.id) }, viewer.visible(episode.id)),
+      viewer.el("dl", { class: "chips" }, facts.map(([name, value]) =>
+        viewer.el("div", { class: "fact" }, viewer.el("dt", {}, name),
+          viewer.el("dd", {}, viewer.plainText(value))))),
+      episode.faults.map((fault) => viewer.el("p", { class: "note" }, viewer.plainText(fault))));
+  }
+
+  function controls() {
+    const colour = viewer.el("select", { id: "color" },
+      viewer.el("option", { value: "" }, "nothing"),
+      shown.measures.map((one) => viewer.el("option", { value: one.name }, one.label)));
+    colour.value = shown.measure ? shown.measure.name : "";
+    colour.addEventListener("change", () => setMeasure(colour.value));
+    const numbers = viewer.el("input", { type: "checkbox", id: "numbers", checked: shown.numbers });
+    numbers.addEventListener("change", () => {
+      shown.numbers = numbers.checked;
+      viewer.repaint(shown, shown.parts.talk);
+      remember();
+    });
+    const modes = ["talk", ...shown.episode.rows.map((_, number) => `row ${number}`)];
+    const mode = viewer.el("select", { id: "mode" }, modes.map((name) =>
+      viewer.el("option", { value: name }, name === "talk" ? "conversation" : `tokens of ${name}`)));
+    mode.value = shown.mode;
+    mode.addEventListener("change", () => setMode(mode.value));
+    shown.modeSelect = mode;
+    return viewer.el("div", { class: "controls" },
+      viewer.el("label", {}, "Show ", mode),
+      viewer.el("label", {}, "Colour tokens by ", colour),
+      viewer.el("label", {}, numbers, " with numbers"));
+  }
+
+  function setMeasure(name) {
+    shown.measure = shown.measures.find((one) => one.name === name) || null;
+    shown.scale = shown.measure && viewer.scaleOf(shown.measure, shown.episode.rows);
+    viewer.repaint(shown, shown.parts.talk);
+    drawLegend();
+    remember();
+  }
+
+  function setMode(mode) {
+    shown.mode = mode;
+    shown.modeSelect.value = mode;
+    drawTalk();
+    drawTree();
+    remember();
+  }
+
+  // Puts what is shown into the address, so that it can be given to somebody.
+  function remember() {
+    const values = {
+      row: shown.token ? shown.token.row : shown.mode === "talk" ? "" : shown.mode.slice(4),
+      token: shown.token ? shown.token.i : "",
+      color: shown.measure ? shown.measure.name : "",
+      numbers: shown.numbers ? "1" : "",
+      as: shown.token && shown.mode === "talk" ? "talk" : "",
+    };
+    viewer.replaceAddress(viewer.episodeAddress(shown.episode.place, values));
+  }
+
+  function drawLegend() {
+    viewer.replace(shown.parts.legend, shown.measure
+      ? viewer.legend(shown.measure, shown.scale, (value) => nextOf(value, 1)) : null);
+    drawTree();
+  }
+
+  function drawTree() {
+    viewer.replace(shown.parts.tree, viewer.treeView(shown.episode,
+      shown.mode === "talk" ? -1 : Number(shown.mode.slice(4)), (row) => setMode(`row ${row}`)));
+  }
+
+  function drawTalk() {
+    const parts = shown.mode === "talk" ? conversation() : wholeRow(Number(shown.mode.slice(4)));
+    viewer.replace(shown.parts.talk, parts);
+  }
+
+  function conversation() {
+    const { episode } = shown;
+    // The error of an attempt that was played again stands with that attempt.
+    const isOfAttempt = episode.failed_attempts.some(({ error }) => error === episode.error);
+    return [
+      episode.failed_attempts.map(failedAttempt),
+      episode.messages.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
+      episode.turns.map(turnView),
+      episode.error && !isOfAttempt ? bubble("error", viewer.block(episode.error), "error") : null,
+      episode.turns.length ? null : viewer.el("p", { class: "hint" }, "The policy said nothing."),
+    ];
+  }
+
+  function turnView(turn, number) {
+    const found = tokensOfTurn(number);
+    const said = found ? viewer.el("div", { class: "said" },
+      viewer.tokenSpans(shown, found.row, found.places)) : viewer.block(turn.text);
+    if (!found && !turn.text) said.append(viewer.el("span", { class: "hint" }, "(empty)"));
+    const label = viewer.el("span", {}, `policy, turn ${number}`, turnFacts(turn.facts));
+    return [
+      bubble(label, said, "policy"),
+      calls(turn.facts.tool_calls),
+      turn.observation.map(([role, text]) => bubble(role || "environment", viewer.block(text), "env")),
+    ];
+  }
+
+  function turnFacts(facts) {
+    const shownFacts = [];
+    if (facts.reward) shownFacts.push(`reward ${viewer.short(facts.reward)}`);
+    if (facts.finish_reason === "length") shownFacts.push("cut: too long");
+    if (facts.done === true) shownFacts.push("the last");
+    return shownFacts.map((text) => viewer.el("span", { class: "tag" }, text));
+  }
+
+  function calls(list) {
+    if (!Array.isArray(list)) return null;
+    return list.map((call) => viewer.el("div", { class: "call" },
+      viewer.el("span", { class: "tag" }, "tool"), " ", outcome(call),
+      viewer.visible(typeof call === "string" ? call : JSON.stringify(call))));
+  }
+
+  // Says that a call failed, and how.
+  function outcome(call) {
+    if (!call || call.ok !== false) return null;
+    const kind = viewer.plainText(String(call.error_kind || "an error"));
+    return [viewer.el("span", { class: "tag m-failed" }, `failed: ${kind}`), " "];
+  }
+
+  function bubble(label, contents, kind) {
+    const name = typeof label === "string" ? viewer.plainText(label) : label;
+    return viewer.el("section", { class: `bubble ${kind}` },
+      viewer.el("h3", {}, name), contents);
+  }
+
+  function failedAttempt(attempt, number) {
+    const turns = attempt.turns.map((turn, k) => [
+      bubble(`policy, turn ${k}`, viewer.block(turn.text), "policy"),
+      turn.observation.map(([role, text]) => bubble(role, viewer.block(text), "env")),
+    ]);
+    return viewer.el("details", { class: "attempt" },
+      viewer.el("summary", {}, `Attempt ${number} failed (${viewer.plainText(attempt.ending)}) and `
+        + "was played again"),
+      turns, attempt.error ? bubble("error", viewer.block(attempt.error), "error") : null);
+  }
+
+  // The row and places of a turn's sampled tokens, in the last row that has them.
+  function tokensOfTurn(turn) {
+    for (let row = shown.episode.rows.length - 1; row >= 0; row -= 1) {
+      const { turn_ids } = shown.episode.rows[row].columns;
+      const places = [];
+      turn_ids.forEach((one, i) => {
+        if (one === turn) places.push(i);
+      });
+      if (places.length) return { row, places };
+    }
+    return null;
+  }
+
+  function wholeRow(number) {
+    const row = shown.episode.rows[number];
+    const places = Array.from(row.columns.response_ids.keys());
+    return [
+      viewer.el("details", { class: "prompt", open: row.columns.prompt_ids.length < 400 },
+        viewer.el("summary", {}, `Prompt, ${viewer.plural(row.columns.prompt_ids.length, "token")}`),
+        viewer.el("div", { class: "said" }, viewer.promptSpans(shown.episode, row))),
+      viewer.el("div", { class: "said response" }, viewer.tokenSpans(shown, number, places)),
+    ];
+  }
+
+  function clickToken(event) {
+    const span = event.target.closest("span[data-i]");
+    if (span) openToken(Number(span.dataset.row), Number(span.dataset.i));
+  }
+
+  function openToken(row, i) {
+    shown.token = { row, i };
+    viewer.repaint(shown, shown.parts.talk);
+    drawCard();
+    remember();
+    const turn = shown.episode.rows[row].columns.turn_ids[i];
+    viewer.chooseTurn?.(turn);
+  }
+
+  function drawCard() {
+    viewer.replace(shown.parts.card, shown.token ? viewer.card(shown, shown.token) : null);
+  }
+
+  // Closes the card; false where none is open.
+  function closeCard() {
+    if (!shown.token) return false;
+    shown.token = null;
+    viewer.repaint(shown, shown.parts.talk);
+    drawCard();
+    remember();
+    return true;
+  }
+
+  const spanOf = ({ row, i }) =>
+    shown.parts.talk.querySelector(`span[data-row="${row}"][data-i="${i}"]`);
+
+  function scrollToToken() {
+    if (!spanOf(shown.token)) setMode(`row ${shown.token.row}`);
+    const span = spanOf(shown.token);
+    span?.scrollIntoView({ block: "center" });
+    span?.focus({ preventScroll: true });
+  }
+
+  // The next episode of the list, or the one before.
+  viewer.moveEpisode = function (by) {
+    const rows = viewer.listed.rows;
+    const place = rows.indexOf(shown.episode.place) + by;
+    if (place < 0 || place >= rows.length || !rows.length) return;
+    const values = { color: shown.measure?.name, numbers: shown.numbers ? "1" : "" };
+    location.hash = viewer.episodeAddress(rows[place], values);
+  };
+
+  // The next token, or the one before, where a card is open.
+  viewer.moveToken = function (by) {
+    if (!shown?.token) return false;
+    const spans = [...shown.parts.talk.querySelectorAll("span[data-i]")];
+    const next = spans[spans.indexOf(spanOf(shown.token)) + by];
+    if (next) openSpan(next);
+    return true;
+  };
+
+  function openSpan(span) {
+    openToken(Number(span.dataset.row), Number(span.dataset.i));
+    span.scrollIntoView({ block: "nearest" });
+    span.focus({ preventScroll: true });
+  }
+
+  // The next token of a category, from the open one on and around.
+  function nextOf(value, by) {
+    if (!shown.measure) return;
+    const spans = [...shown.parts.talk.querySelectorAll("span[data-i]")];
+    const start = shown.token ? spans.indexOf(spanOf(shown.token)) : by > 0 ? -1 : 0;
+    for (let k = 1; k <= spans.length; k += 1) {
+      const span = spans[(start + by * k + spans.length * 2) % spans.length];
+      const row = shown.episode.rows[Number(span.dataset.row)];
+      if (viewer.valueOf(shown.measure, row, Number(span.dataset.i)) === value) {
+        openSpan(span);
+        return;
+      }
+    }
+  }
+
+  viewer.moveAlike = function (by) {
+    if (!shown?.token || shown.measure?.kind !== "category") return;
+    const row = shown.episode.rows[shown.token.row];
+    nextOf(viewer.valueOf(shown.measure, row, shown.token.i), by);
+  };
+}

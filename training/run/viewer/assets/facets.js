@@ -1,0 +1,93 @@
+// The column of distributions beside the list. Each counts the episodes that pass all other
+// filters; a click adds its own filter or takes it back.
+"use strict";
+
+{
+  const MARKS = ["failed", "refilled", "empty", "spread", "stale", "cut", "masked"];
+
+  viewer.facets = function (values, tests, found, change) {
+    const all = viewer.select([], null);
+    const others = (key) => viewer.select(tests, found, key);
+    const parts = [
+      viewer.histogram("Reward", viewer.table.reward, all, others("reward"),
+        rangeOf(values.reward), (range) => change({ reward: range })),
+      viewer.bySteps("Reward", viewer.table.reward, others("step"),
+        values.step === undefined ? null : Number(values.step), (step) => change({ step })),
+      textBars("Ending", "ending", "ending", all, others, values, change),
+      marks(tests, found, all, others, values, change),
+      viewer.histogram("Tokens", viewer.table.tokens, all, others("tokens"),
+        rangeOf(values.tokens), (range) => change({ tokens: range })),
+      viewer.histogram("Turns", viewer.table.turns, all, others("turns"),
+        rangeOf(values.turns), (range) => change({ turns: range })),
+      fates(all, others, values, change),
+      tools(all, others, values, change),
+      textBars("Environment", "source", "source", all, others, values, change),
+    ];
+    return parts.filter(Boolean);
+  };
+
+  function rangeOf(value) {
+    if (!value) return null;
+    const [low, high] = value.split("..");
+    return [low === "" ? -Infinity : Number(low), high ? Number(high) : Infinity];
+  }
+
+  // What change() is called with when an entry of a list is clicked.
+  const toggled = (key, values, value) => ({ [key]: values[key] === value ? "" : value });
+
+  function countBy(rows, entriesOf) {
+    const counts = new Map();
+    for (const i of rows) {
+      for (const entry of entriesOf(i)) counts.set(entry, (counts.get(entry) || 0) + 1);
+    }
+    return counts;
+  }
+
+  function barsOf(title, key, entriesOf, all, others, values, change) {
+    const counts = countBy(all, entriesOf);
+    const selected = countBy(others(key), entriesOf);
+    const entries = [...counts.entries()].sort((a, b) => b[1] - a[1]);
+    if (!entries.length) return null;
+    const rows = entries.map(([label, count]) => [
+      label, count, selected.get(label) || 0, values[key] === label,
+      () => change(toggled(key, values, label)),
+    ]);
+    return viewer.bars(title, rows);
+  }
+
+  function textBars(title, key, column, all, others, values, change) {
+    const texts = viewer.table.texts[column];
+    if (texts.length < 2 && key === "source") return null;
+    return barsOf(title, key, (i) => [texts[viewer.table[column][i]]], all, others, values, change);
+  }
+
+  function tools(all, others, values, change) {
+    const namesOf = (i) => viewer.textOf("tools", i).split("\n").filter(Boolean);
+    return barsOf("Tools", "tool", namesOf, all, others, values, change);
+  }
+
+  function fates(all, others, values, change) {
+    const names = viewer.table.manifest.fates.map((fate) => fate[0]);
+    const namesOf = (i) => names.filter((_, k) => (viewer.table.fates[i] >>> Math.min(k, 31)) & 1);
+    const counts = countBy(all, namesOf);
+    const selected = countBy(others("fate"), namesOf);
+    const rows = names.filter((name) => counts.has(name)).map((name) => [
+      name.replaceAll("_", " "), counts.get(name), selected.get(name) || 0, values.fate === name,
+      () => change(toggled("fate", values, name)),
+    ]);
+    return rows.length ? viewer.bars("Has tokens that are", rows, { most: 20 }) : null;
+  }
+
+  function marks(tests, found, all, others, values, change) {
+    const rows = [];
+    for (const key of MARKS) {
+      const [label, test] = viewer.filters[key];
+      const count = all.filter((i) => test(i)).length;
+      if (!count) continue;
+      const selected = others(key).filter((i) => test(i)).length;
+      const click = () => change({ [key]: values[key] ? "" : "1" });
+      rows.push([label, count, selected, values[key], click]);
+    }
+    return rows.length ? viewer.bars("Worth a look", rows) : null;
+  }
+}

@@ -1,0 +1,132 @@
+// The members of a group beside each other, from the first turn on in which they differ.
+"use strict";
+
+{
+  // So many are put beside each other at first.
+  const MOST_BESIDE = 16;
+
+  viewer.views.group = async function (main, { parts }) {
+    const [run, kind, step, uid] = parts;
+    const rows = membersOf(Number(run), kind, Number(step), uid);
+    document.title = `Step ${step}: a group`;
+    if (!rows.length) {
+      viewer.replace(main, viewer.el("section", { class: "fault" },
+        viewer.el("h2", {}, "No episode of this group is in the viewer."),
+        viewer.el("a", { href: "#list" }, "All episodes")));
+      return;
+    }
+    const { table } = viewer;
+    const rewards = rows.map((i) => table.reward[i]);
+    const spread = viewer.short(Math.max(...rewards) - Math.min(...rewards));
+    const list = viewer.listAddress({ step, kind, group: uid, run });
+    const beside = await viewer.besideEachOther(rows.slice(0, MOST_BESIDE));
+    const more = rows.length > MOST_BESIDE
+      ? viewer.el("p", { class: "hint" },
+        `The first ${MOST_BESIDE} of ${rows.length}; `, viewer.el("a", { href: list }, "all"))
+      : null;
+    viewer.replace(main, viewer.el("article", { class: "group" },
+      viewer.el("nav", { "aria-label": "Place" },
+        viewer.el("a", { href: viewer.listAddress(viewer.listed.values) }, "List"), " › ",
+        viewer.el("a", { href: viewer.listAddress({ step, kind, run }) },
+          `${kind === "val" ? "validation" : "step"} ${step}`), " › ",
+        viewer.el("a", { href: viewer.taskAddress(rows[0]) }, "same task")),
+      viewer.el("h1", {}, `A group of ${viewer.plural(rows.length, "episode")} `,
+        viewer.el("span", { class: "hint" }, viewer.visible(uid))),
+      viewer.el("p", {}, `Rewards from ${viewer.short(Math.min(...rewards))} to `
+        + `${viewer.short(Math.max(...rewards))}, `
+        + (spread === "0" ? "no spread: their advantages are 0." : `a range of ${spread}.`)),
+      more, beside));
+  };
+
+  function membersOf(run, kind, step, uid) {
+    const { table } = viewer;
+    const rows = [];
+    for (let i = 0; i < table.size; i += 1) {
+      if (table.run[i] !== run || table.step[i] !== step) continue;
+      if ((kind === "val") !== (table.val[i] === 1)) continue;
+      if (viewer.textOf("uid", i).toWellFormed() === uid) rows.push(i);
+    }
+    return rows;
+  }
+
+  // Episodes as columns. What all have in common stands once, above them.
+  viewer.besideEachOther = async function (rows) {
+    const episodes = [];
+    for (const i of rows) episodes.push(await viewer.loadEpisode(i));
+    const first = firstDifference(episodes);
+    const most = Math.max(...episodes.map((episode) => episode.turns.length));
+    const grid = viewer.el("div", { class: "beside" });
+    grid.style.setProperty("--members", episodes.length);
+    for (const episode of episodes) grid.append(memberHead(episode));
+    for (let turn = first.turn; turn < most; turn += 1) {
+      for (const episode of episodes) grid.append(cell(episode, turn));
+    }
+    return viewer.el("div", {}, common(episodes, first),
+      viewer.el("div", { class: "beside-scroll", tabindex: "0" }, grid));
+  };
+
+  // The first turn in which two members differ; -1: before the first turn.
+  function firstDifference(episodes) {
+    const start = JSON.stringify(episodes[0].messages);
+    if (episodes.some((one) => JSON.stringify(one.messages) !== start)) return { turn: 0, start: true };
+    const least = Math.min(...episodes.map((one) => one.turns.length));
+    for (let turn = 0; turn < least; turn += 1) {
+      const said = JSON.stringify([episodes[0].turns[turn].text, episodes[0].turns[turn].observation]);
+      const differs = episodes.some((one) =>
+        JSON.stringify([one.turns[turn].text, one.turns[turn].observation]) !== said);
+      if (differs) return { turn, start: false };
+    }
+    return { turn: least, start: false };
+  }
+
+  function common(episodes, first) {
+    if (first.start) {
+      return viewer.el("p", { class: "note" }, "Their first messages differ.");
+    }
+    const [episode] = episodes;
+    const parts = episode.messages.map(([role, text]) => bubble(role, text, "env"));
+    for (let turn = 0; turn < first.turn; turn += 1) {
+      parts.push(bubble(`policy, turn ${turn}`, episode.turns[turn].text, "policy"));
+      for (const [role, text] of episode.turns[turn].observation) parts.push(bubble(role, text, "env"));
+    }
+    const what = first.turn
+      ? `The same in all of them: the beginning and ${viewer.plural(first.turn, "turn")}`
+      : "The same in all of them: the beginning";
+    return viewer.el("details", { class: "common", open: true },
+      viewer.el("summary", {}, what), parts);
+  }
+
+  function bubble(label, text, kind) {
+    return viewer.el("section", { class: `bubble ${kind}` },
+      viewer.el("h3", {}, viewer.plainText(label || "message")), viewer.block(text, "", 4000));
+  }
+
+  function memberHead(episode) {
+    const { table } = viewer;
+    const i = episode.place;
+    const advantage = table.advantage[i];
+    return viewer.el("header", { class: "member" },
+      viewer.el("a", { href: viewer.episodeAddress(i) }, viewer.visible(episode.id)),
+      viewer.el("dl", { class: "chips" },
+        fact("reward", viewer.short(table.reward[i])),
+        Number.isNaN(advantage) ? null : fact("advantage", viewer.short(advantage)),
+        fact("ending", viewer.plainText(viewer.textOf("ending", i) || "–")),
+        fact("step", `${table.val[i] ? "val " : ""}${table.step[i]}`),
+        table.manifest.runs.length > 1 ? fact("run", table.run[i]) : null));
+  }
+
+  const fact = (name, value) => viewer.el("div", { class: "fact" },
+    viewer.el("dt", {}, name), viewer.el("dd", {}, String(value)));
+
+  function cell(episode, turn) {
+    const found = episode.turns[turn];
+    if (!found) {
+      return viewer.el("div", { class: "turn-cell ended" },
+        turn === episode.turns.length ? "ended" : "");
+    }
+    const reward = found.facts.reward ? `, reward ${viewer.short(found.facts.reward)}` : "";
+    return viewer.el("div", { class: "turn-cell" },
+      bubble(`turn ${turn}${reward}`, found.text || "(empty)", "policy"),
+      found.observation.map(([role, text]) => bubble(role, text, "env")));
+  }
+}

@@ -1,0 +1,275 @@
+// The list: all episodes that the address asks for, of which only those in sight are elements.
+"use strict";
+
+{
+  const ROW_HEIGHT = 34;
+  // Rows above and below those in sight.
+  const MARGIN_ROWS = 12;
+  const REDRAW_MS = 100;
+  // Columns: key, heading, sentence, text of row i.
+  const number = (name) => (i) => shown(viewer.table[name][i]);
+  const COLUMNS = [
+    ["step", "Step", "training step", (i) => viewer.table.step[i]],
+    ["reward", "Reward", "what is trained on", number("reward")],
+    ["advantage", "Advantage", "mean over trained tokens", number("advantage")],
+    ["turns", "Turns", "answers of the policy", number("turns")],
+    ["tokens", "Tokens", "that the policy sampled", number("tokens")],
+    ["mismatch", "Mismatch", "largest |engine − trainer| of a token, nats", number("mismatch")],
+    ["ratio", "Ratio", "largest new/old probability of a token, or old/new", number("ratio")],
+    ["entropy", "Entropy", "mean, nats", number("entropy")],
+    ["kl", "KL", "mean log-prob less the reference's, nats", number("kl")],
+    ["gradient", "Gradient", "share of the step's gradient", number("gradient")],
+  ];
+  const SORTS = {
+    step: "step", reward: "reward", advantage: "advantage", tokens: "tokens", turns: "turns",
+    mismatch: "mismatch", ratio: "ratio", entropy: "entropy", kl: "KL", gradient: "gradient",
+    seconds: "seconds", attempts: "times played", rows: "rows",
+  };
+  // Orders that are colours of tokens, too.
+  const COLORED = ["mismatch", "ratio", "entropy", "kl", "advantage"];
+  const MARKS = [
+    ["failed", "failed"], ["no_spread", "no spread"], ["empty", "empty"], ["stale", "stale"],
+    ["cut", "cut"], ["masked", "masked"],
+  ];
+
+  const shown = (value) => (Number.isNaN(value) ? "–" : viewer.short(value, 3));
+
+  // All episodes, for those who come to a page by its address.
+  viewer.listAll = function () {
+    if (!viewer.listed.rows.length) viewer.listed.rows = viewer.select([], null);
+  };
+
+  // What the list shows now; arrows on an episode's page go along `rows`.
+  viewer.listed = { rows: [], values: {}, found: null };
+
+  viewer.views.list = async function (main, { values }) {
+    const listed = { rows: [], values, found: viewer.listed.found, columns: columnsInUse() };
+    viewer.listed = listed;
+    document.title = "Episodes";
+    if (!values.text) listed.found = null;
+    else if (!listed.found || listed.found.text !== values.text) {
+      viewer.announce("searching");
+      listed.found = await viewer.search(values.text);
+      if (viewer.listed !== listed) return;
+    }
+    const parts = frame(main, listed);
+    refresh(listed, parts);
+    if (listed.found) verifyAll(listed, parts);
+  };
+
+  function columnsInUse() {
+    return COLUMNS.filter(([key]) => key === "step" || viewer.table.has[key]);
+  }
+
+  function change(listed, changes) {
+    const values = { ...listed.values, ...changes };
+    location.hash = viewer.listAddress(values);
+  }
+
+  function frame(main, listed) {
+    const status = viewer.el("p", { class: "status", role: "status" });
+    const chips = viewer.el("div", { class: "chips" });
+    const head = viewer.el("div", { class: "list-head", role: "row" });
+    const body = viewer.el("div", { class: "list-body", role: "rowgroup", tabindex: "-1" });
+    const scroll = viewer.el("div", { class: "list-scroll", tabindex: "-1" }, head, body);
+    const grid = viewer.el("div", { class: "list", role: "table", "aria-label": "Episodes" }, scroll);
+    const side = viewer.el("aside", { class: "facets", "aria-label": "Distributions" });
+    const open = window.innerWidth > 900;
+    const fold = viewer.el("details", { class: "facets-fold", open },
+      viewer.el("summary", {}, "Distributions"), side);
+    const bar = viewer.el("div", { class: "list-bar" }, status, chips, sortPicker(listed));
+    viewer.replace(main, viewer.el("div", { class: "list-page" }, fold,
+      viewer.el("div", { class: "list-main" }, bar, grid)));
+    const parts = { status, chips, head, body, scroll, side, grid };
+    scroll.addEventListener("scroll", () => draw(listed, parts), { passive: true });
+    new ResizeObserver(() => draw(listed, parts)).observe(scroll);
+    return parts;
+  }
+
+  function sortPicker(listed) {
+    const keys = Object.keys(SORTS).filter((key) => key === "step" || viewer.table.has[key]);
+    const select = viewer.el("select", { id: "sort" }, viewer.el("option", { value: "" }, "record"),
+      keys.flatMap((key) => [
+        viewer.el("option", { value: `-${key}` }, `${SORTS[key]}, highest first`),
+        viewer.el("option", { value: key }, `${SORTS[key]}, lowest first`),
+      ]));
+    select.value = listed.values.sort || "";
+    select.addEventListener("change", () => change(listed, { sort: select.value }));
+    return viewer.el("label", { class: "sort" }, "Order by ", select);
+  }
+
+  function refresh(listed, parts) {
+    const tests = viewer.testsOf(listed.values);
+    listed.rows = viewer.sortRows(viewer.select(tests, listed.found), listed.values.sort);
+    const changed = (changes) => change(listed, changes);
+    viewer.replace(parts.side, viewer.facets(listed.values, tests, listed.found, changed));
+    viewer.replace(parts.chips, chipsOf(listed, changed));
+    drawHead(listed, parts);
+    tell(listed, parts);
+    draw(listed, parts);
+  }
+
+  function tell(listed, parts) {
+    const { found, rows } = listed;
+    const all = viewer.count(viewer.table.size);
+    let text = `${viewer.count(rows.length)} of ${all} episodes`;
+    if (found) {
+      const open = rows.filter((i) => !found.looked[i]).length;
+      if (open) text = `at most ${text}, ${viewer.count(open)} still to be looked into`;
+    }
+    parts.status.textContent = text;
+    parts.grid.setAttribute("aria-rowcount", rows.length + 1);
+  }
+
+  function chipsOf(listed, changed) {
+    const chips = [];
+    for (const [key, value] of Object.entries(listed.values)) {
+      if (!value || !(key in viewer.filters || key === "text")) continue;
+      const name = key === "text" ? "text" : viewer.filters[key][0];
+      const isFlag = value === "1" && viewer.filters[key]?.[1].length === 1;
+      const what = isFlag ? name : `${name} ${shortValue(key, value)}`;
+      chips.push(viewer.el("button",
+        { type: "button", class: "chip", onclick: () => changed({ [key]: "" }),
+          "aria-label": `remove the filter ${viewer.plainText(what)}` },
+        viewer.plainText(what), viewer.el("span", { "aria-hidden": "true" }, " ✕")));
+    }
+    return chips;
+  }
+
+  function shortValue(key, value) {
+    if (key === "task") return value.slice(0, 6);
+    const [low, high] = value.split("..");
+    if (high === undefined || Number.isNaN(Number(low))) return value;
+    const [first, last] = [viewer.short(Number(low)), viewer.short(Number(high))];
+    return first === last ? first : `${first} to ${last}`;
+  }
+
+  function drawHead(listed, parts) {
+    const sort = listed.values.sort || "";
+    const cells = listed.columns.map(([key, label, sentence]) => {
+      const isSorted = sort.replace(/^-/, "") === key;
+      const descends = sort.startsWith("-");
+      const next = isSorted && descends ? key : isSorted ? "" : `-${key}`;
+      const order = isSorted ? (descends ? "descending" : "ascending") : "none";
+      const arrow = isSorted ? (descends ? " ↓" : " ↑") : "";
+      return viewer.el("div", { class: `cell c-${key}`, role: "columnheader", "aria-sort": order },
+        viewer.el("button", { type: "button", title: sentence,
+          onclick: () => change(listed, { sort: next }) }, label + arrow));
+    });
+    const plain = (name, label) => viewer.el("div",
+      { class: `cell c-${name}`, role: "columnheader" }, label);
+    cells.splice(2, 0, plain("ending", "Ending"), plain("text", "Task"));
+    viewer.replace(parts.head, cells);
+    const widths = listed.columns.map(([key]) => `var(--w-${key}, 72px)`);
+    widths.splice(2, 0, "var(--w-ending)", "minmax(180px, 1fr)");
+    parts.grid.style.setProperty("--columns", widths.join(" "));
+  }
+
+  // Draws the rows in sight.
+  function draw(listed, parts) {
+    const { rows } = listed;
+    parts.body.style.height = `${Math.max(1, rows.length) * ROW_HEIGHT}px`;
+    const height = parts.scroll.clientHeight || 600;
+    const first = Math.max(0, Math.floor(parts.scroll.scrollTop / ROW_HEIGHT) - MARGIN_ROWS);
+    const last = Math.min(rows.length, first + Math.ceil(height / ROW_HEIGHT) + 2 * MARGIN_ROWS);
+    const focused = document.activeElement?.closest?.(".list-row")?.dataset.place;
+    const shownRows = [];
+    for (let place = first; place < last; place += 1) shownRows.push(rowOf(listed, place));
+    const top = Math.floor(parts.scroll.scrollTop / ROW_HEIGHT);
+    listed.inSight = rows.slice(top, top + Math.ceil(height / ROW_HEIGHT));
+    if (!rows.length) {
+      const why = viewer.table.size ? "No episode passes these filters." : "No episodes were found.";
+      shownRows.push(viewer.el("p", { class: "nothing" }, why));
+    }
+    viewer.replace(parts.body, shownRows);
+    if (focused !== undefined) focusRow(parts.body, focused);
+  }
+
+  function focusRow(body, place) {
+    body.querySelector(`.list-row[data-place="${place}"]`)?.focus({ preventScroll: true });
+  }
+
+  function rowOf(listed, place) {
+    const i = listed.rows[place];
+    const cells = listed.columns.map(([key, , , text]) =>
+      viewer.el("div", { class: `cell c-${key}`, role: "cell" }, text(i)));
+    if (viewer.table.val[i]) cells[0].append(viewer.el("span", { class: "tag" }, "val"));
+    if (viewer.table.manifest.runs.length > 1) {
+      cells[0].prepend(viewer.el("span", { class: "tag run" }, `run ${viewer.table.run[i]}`));
+    }
+    const ending = viewer.plainText(viewer.textOf("ending", i));
+    cells.splice(2, 0,
+      viewer.el("div", { class: "cell c-ending", role: "cell", title: ending }, ending),
+      viewer.el("div", { class: "cell c-text", role: "cell" }, marksOf(i), textCell(listed, i)));
+    const href = viewer.episodeAddress(i, { color: colorOf(listed.values) });
+    const row = viewer.el("a", { class: "list-row", role: "row", href,
+      "data-place": place, "aria-rowindex": place + 2 }, cells);
+    row.style.top = `${place * ROW_HEIGHT}px`;
+    return row;
+  }
+
+  // What an episode's tokens are coloured by when it is opened: what the list asks for.
+  function colorOf(values) {
+    if (values.fate || values.spread || values.cut || values.masked) return "fate";
+    if (values.stale) return "version";
+    const key = (values.sort || "").replace(/^-/, "");
+    return COLORED.includes(key) ? key : "";
+  }
+
+  function textCell(listed, i) {
+    const snippet = listed.found?.snippets.get(i);
+    if (snippet) {
+      const [before, hit, after] = snippet;
+      return [viewer.visible(before), viewer.el("mark", {}, viewer.visible(hit)),
+        viewer.visible(after)];
+    }
+    return viewer.visible(viewer.textOf("beginning", i).replace(/\s+/g, " "));
+  }
+
+  function marksOf(i) {
+    const marks = MARKS.filter(([name]) => viewer.table[name][i]).map(([name, label]) =>
+      viewer.el("span", { class: `tag m-${name}` }, label));
+    if (viewer.table.rows[i] > 1) {
+      const rows = viewer.plural(viewer.table.rows[i], "row");
+      marks.push(viewer.el("span", { class: "tag" }, rows));
+    }
+    if (viewer.table.attempts[i] > 1) marks.push(viewer.el("span", { class: "tag" }, "refilled"));
+    return marks;
+  }
+
+  // Looks into the texts: of the rows in sight first, then of all that the index found, in the
+  // list's order, so that the top of the list is right first.
+  async function verifyAll(listed, parts) {
+    const { found } = listed;
+    const isCurrent = () => viewer.listed === listed && parts.body.isConnected;
+    let drawn = performance.now();
+    const progress = () => {
+      const now = performance.now();
+      if (now - drawn < REDRAW_MS) return;
+      drawn = now;
+      listed.rows = listed.rows.filter((i) => found.candidates[i]);
+      tell(listed, parts);
+      draw(listed, parts);
+      listed.isSettled = listed.isSettled || listed.inSight.every((i) => found.looked[i]);
+    };
+    await viewer.verify(found, listed.inSight, progress, isCurrent);
+    await viewer.verify(found, listed.rows, progress, isCurrent);
+    if (isCurrent()) refresh(listed, parts);
+    listed.isSettled = true;
+  }
+
+  // Up and down move along the rows.
+  viewer.moveInList = function (by) {
+    const body = document.querySelector(".list-body");
+    const scroll = document.querySelector(".list-scroll");
+    if (!body) return;
+    const current = document.activeElement?.closest?.(".list-row");
+    const place = current ? Number(current.dataset.place) + by : 0;
+    if (place < 0 || place >= viewer.listed.rows.length) return;
+    const top = place * ROW_HEIGHT;
+    const view = scroll.clientHeight - 3 * ROW_HEIGHT;
+    if (top < scroll.scrollTop) scroll.scrollTop = top;
+    else if (top > scroll.scrollTop + view) scroll.scrollTop = top - view;
+    requestAnimationFrame(() => focusRow(body, place));
+  };
+}

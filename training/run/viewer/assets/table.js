@@ -1,0 +1,83 @@
+// The table of all episodes: a column a property, a row an episode, in the order of the files.
+"use strict";
+
+{
+  const NUMBERS = [
+    "reward", "tokens", "turns", "mismatch", "ratio", "entropy", "kl", "advantage", "gradient",
+    "seconds", "attempts", "rows",
+  ];
+  const INTEGERS = ["step", "run", "page", "in_page", "text_page", "fates", "val"];
+  const FLAGS = ["no_spread", "empty", "stale", "masked", "failed", "cut"];
+  const TEXTS = ["uid", "ending", "source", "task", "beginning", "tools"];
+
+  // Loads the manifest and all parts of the table.
+  viewer.loadTable = async function () {
+    const { header } = await viewer.load("manifest", { keep: false });
+    const table = { manifest: header, size: header.episodes, ids: [], texts: {}, has: {} };
+    for (const name of NUMBERS) table[name] = new Float64Array(table.size);
+    for (const name of INTEGERS) table[name] = new Uint32Array(table.size);
+    for (const name of FLAGS) table[name] = new Uint8Array(table.size);
+    for (const name of TEXTS) {
+      table[name] = new Uint32Array(table.size);
+      table.texts[name] = [];
+    }
+    const codes = Object.fromEntries(TEXTS.map((name) => [name, new Map()]));
+    for (let chunk = 0; chunk < header.chunks; chunk += 1) {
+      addChunk(table, codes, await viewer.load(`list/${chunk}`, { keep: false }));
+    }
+    for (const name of NUMBERS) table.has[name] = table[name].some((value) => !Number.isNaN(value));
+    table.places = placesOf(table);
+    viewer.table = table;
+    return table;
+  };
+
+  function addChunk(table, codes, { header, arrays }) {
+    const start = table.ids.length;
+    for (const id of header.ids) table.ids.push(id);
+    for (const name of [...NUMBERS, ...INTEGERS, ...FLAGS]) table[name].set(arrays[name], start);
+    for (const name of TEXTS) {
+      const renumbered = header[name].map((text) => codeOf(table.texts[name], codes[name], text));
+      arrays[name].forEach((code, i) => (table[name][start + i] = renumbered[code]));
+    }
+  }
+
+  function codeOf(texts, codes, text) {
+    if (!codes.has(text)) {
+      codes.set(text, texts.length);
+      texts.push(text);
+    }
+    return codes.get(text);
+  }
+
+  // Which row an episode's address names; of an id that a file holds twice the last.
+  function placesOf(table) {
+    const places = new Map();
+    for (let i = 0; i < table.size; i += 1) places.set(viewer.keyOf(table, i), i);
+    return places;
+  }
+
+  viewer.keyOf = (table, i) =>
+    [table.run[i], table.val[i] ? "val" : "train", table.step[i], table.ids[i].toWellFormed()].join(
+      "/",
+    );
+
+  viewer.textOf = (name, i) => viewer.table.texts[name][viewer.table[name][i]];
+
+  // Loads what the page of row i shows: its description, arrays by "row.name", and token texts.
+  viewer.loadEpisode = async function (i) {
+    const table = viewer.table;
+    const name = viewer.numbered("pages", table.page[i]);
+    const { header, arrays } = await viewer.load(name);
+    const place = table.in_page[i];
+    const vocabulary = new Map(header.ids.map((id, k) => [id, header.texts[k]]));
+    const found = header.episodes[place];
+    const rows = found.rows.map((row, number) => {
+      const columns = Object.create(null);
+      for (const column of [...row.columns, "prompt_ids", "response_ids"]) {
+        columns[column] = arrays[`${place}.${number}.${column}`];
+      }
+      return { ...row, columns };
+    });
+    return { ...found, rows, vocabulary, place: i };
+  };
+}

@@ -1,0 +1,99 @@
+"""Writes data as scripts, which a page that was opened from the disk may load.
+
+A browser lets such a page read no file but scripts and styles. So a data file is
+
+    viewerData("list/0", "eJy…");
+
+with base64 of deflate of: the header's length (4 bytes, little endian), the header in JSON, blanks
+up to a multiple of 8, and the arrays, each beginning at a multiple of 8. The header's `arrays` says
+by name [dtype, entries, first byte, repeated]: an array whose entries are all equal is kept as one
+entry that is repeated so often, and one that is equal to an earlier one as its name.
+
+Invariant: a reader that looks at the same bytes sees the same numbers, bit for bit; what is not
+finite stays as it is in arrays, and is written as text in headers.
+"""
+
+import base64
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 8
+# A record's own lists and dicts are shown down to here.
+MOST_NESTED = 60
+# Small dtypes that JavaScript has typed arrays for.
+DTYPES = {"<f4", "<f8", "<i4", "<i2", "|i1", "|u1", "<u4", "<u2"}
+
+
+def pack(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+    """Puts a header and 1-D arrays into one block of bytes, as the top of this file says."""
+    described: dict[str, Any] = {}
+    blocks: list[bytes] = []
+    names_of_bytes: dict[bytes, str] = {}
+    position = 0
+    for name, array in arrays.items():
+        dtype = array.dtype.newbyteorder("<").str
+        if dtype not in DTYPES:
+            raise ValueError(f"an array of {array.dtype} has no counterpart in a page: {name}")
+        data = np.ascontiguousarray(array, dtype=dtype).tobytes()
+        same = names_of_bytes.get(dtype.encode() + data)
+        if same is not None and len(data) > ALIGNMENT:
+            described[name] = same
+            continue
+        names_of_bytes[dtype.encode() + data] = name
+        repeated = 0
+        one = data[: array.itemsize]
+        if len(array) > 1 and data == one * len(array):
+            repeated, data = len(array), one
+        entries = len(data) // array.itemsize
+        described[name] = [dtype, entries, position, repeated]
+        padding = -len(data) % ALIGNMENT
+        blocks += [data, bytes(padding)]
+        position += len(data) + padding
+    text = json.dumps(plain({**header, "arrays": described}), allow_nan=False).encode()
+    text += b" " * (-(len(text) + 4) % ALIGNMENT)
+    return b"".join([len(text).to_bytes(4, "little"), text, *blocks])
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Returns what JSON can hold: numbers that are not finite, and other objects, as text.
+
+    What lies more than MOST_NESTED deep is left out.
+    """
+    if isinstance(value, dict | list | tuple) and depth == MOST_NESTED:
+        return "…"
+    if isinstance(value, dict):
+        return {str(key): plain(entry, depth + 1) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry, depth + 1) for entry in value]
+    if isinstance(value, np.generic):
+        return plain(value.item(), depth)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return str(value)
+
+
+class DataFolder:
+    """Writes the data files of a viewer, and counts their bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bytes_written = 0
+        self._made: set[Path] = set()
+
+    def write(self, name: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Writes FOLDER/NAME.js."""
+        packed = zlib.compress(pack(header, arrays), level=1)
+        text = f'viewerData("{name}","{base64.b64encode(packed).decode()}");\n'
+        path = self.folder / f"{name}.js"
+        if path.parent not in self._made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._made.add(path.parent)
+        path.write_text(text)
+        self.bytes_written += len(text)
