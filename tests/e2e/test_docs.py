@@ -65,6 +65,7 @@ ELSEWHERE = {
     "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/e2e/test_pages_run.py",
     "python main.py CONFIG.yaml agent.command=": "tests/e2e/test_programs.py",
     "python main.py CONFIG.yaml --serve": "tests/e2e/test_programs.py",
+    "python main.py CONFIG.yaml agent.verifiers.": "tests/e2e/test_verifiers_programs.py",
     "python main.py ARGS": "tests/unit/config/test_verl_keys.py",
     "python main.py configs/tiny_prompts.yaml custom_algorithm=": "tests/e2e/test_trainer.py",
     "python -m training.run.metric_names": "tests/unit/test_metric_names.py",
