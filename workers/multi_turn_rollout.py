@@ -231,13 +231,14 @@ def speaker_columns(rows: Sequence[TrainingRow], sources: np.ndarray) -> dict[st
 
     Returns:
         `agent_role`: SOURCE/AGENT, or the source where no agent is named; and
-        `agent_conversation`: AGENT/NAME; each (B,).
+        `agent_conversation`: AGENT/NAME, or ""; each (B,).
     """
     roles = []
+    conversations = []
     for each, source in zip(rows, sources, strict=True):
-        agent = each.row.speaker.agent
-        roles.append(f"{source}/{agent}" if agent else str(source))
-    conversations = [f"{each.row.speaker.agent}/{each.row.speaker.conversation}" for each in rows]
+        speaker = each.row.speaker
+        roles.append(f"{source}/{speaker.agent}" if speaker.agent else str(source))
+        conversations.append(f"{speaker.agent}/{speaker.conversation}" if speaker.agent else "")
     return {
         "agent_role": object_array(roles),
         "agent_conversation": object_array(conversations),

@@ -98,14 +98,16 @@ class EpisodeRows:
 
     @cached_property
     def first_by_group(self) -> dict[str, list[int]]:
-        """Lists the first rows of each group's episodes by its uid, dummies left out.
+        """Lists the first rows of each group's episodes by its name, dummies left out.
+
+        A group is named by its uid, and its role where an episode has several.
 
         Raises:
             KeyError: the batch has no uids.
         """
         first = self.first[self.real.numpy()[self.first]]
         rows = first.tolist()
-        groups = rows_by_key(map(str, self._batch.non_tensor_batch["uid"][first]))
+        groups = rows_by_key(map(str, group_keys(self._batch)[first]))
         return {uid: [rows[member] for member in members] for uid, members in groups.items()}
 
     def can_join(self, tensor: Tensor, width: int) -> bool:

@@ -366,12 +366,11 @@ class ProgramEpisode:
         self._take_final_reward(reply)
 
     def _settle(self, name: str, earned: Earned) -> None:
-        """Pays a conversation on its last turn, or keeps it out of training."""
-        rows = [row for row in self.episode.rows if row.speaker.conversation == name]
+        """Pays a conversation on its last turn, or keeps its rows out of training."""
+        episode = self.episode
+        rows = [row for row in episode.rows if row.speaker.conversation == name]
         if not earned.trained:
-            for row in rows:
-                row.spans = []
-                row.reward_at = {}
+            episode.rows = [row for row in episode.rows if row.speaker.conversation != name]
         elif earned.reward is not None:
             self._pay(last_turn(rows), earned.reward)
 

@@ -19,7 +19,12 @@ MAX_ERROR_CHARS = 2000
 
 def main() -> int:
     """Plays the episode of SEED; returns the exit code."""
-    loaded = world()
+    try:
+        loaded = world()
+    # Whatever a taskset raises as it is loaded.
+    except Exception as error:
+        print(f"the environment does not load: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     minted: list[Any] = []
     episode = asyncio.run(play(loaded, int(os.environ["SEED"]), minted))
     if not episode.ok:

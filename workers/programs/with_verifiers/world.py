@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -128,7 +127,6 @@ def prepare() -> None:
     # An episode that needs it says what is wrong.
     except Exception:
         world.cache_clear()
-        traceback.print_exc()
 
 
 async def _warm(loaded: World) -> None:
