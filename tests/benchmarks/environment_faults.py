@@ -62,6 +62,7 @@ def faulty_config(
         f"agent.max_refills={REFILLS}",
         f"agent.max_observation_chars={OBSERVATION}",
         "agent.val_length=0",
+        "trainer.save_freq=-1",
         f"data.seed={seed}",
         f"data.train_batch_size={EPISODES}",
         "data.max_response_length=64",

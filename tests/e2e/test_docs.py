@@ -199,7 +199,7 @@ def with_own_runs(words: list[str], folder: Path) -> list[str]:
     """Puts runs of one step, and a page of the test's own, in the place of a command's."""
     own = []
     for word in words:
-        if word.startswith("outputs/"):
+        if word.startswith(("outputs/", "RUN_")):
             run_dir = folder / word
             run_dir.mkdir(parents=True)
             (run_dir / "metrics.jsonl").write_text('{"step": 1, "critic/score/mean": 0.5}\n')

@@ -220,7 +220,7 @@ def test_keys_go_along_the_list_the_episodes_and_the_tokens(
     browser.press(down)
     browser.wait("document.activeElement.dataset.place === '1'")
     browser.press("\n")
-    browser.wait("location.hash.includes('episode-2-0-1')")
+    browser.wait("document.documentElement.dataset.shown.includes('episode-2-0-1')")
     browser.press(right)
     browser.wait("location.hash.includes('episode-2-0-2')")
     browser.wait("document.documentElement.dataset.shown.includes('episode-2-0-2')")

@@ -29,3 +29,15 @@ def test_a_job_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyP
     hanging.set()
     monkeypatch.setattr(background_writer, "WAIT_S", 5.0)
     assert writer.flush()
+
+
+def test_the_thread_ends_when_the_writer_is_closed_and_begins_again() -> None:
+    before = threading.active_count()
+    writer = BackgroundWriter()
+    written: list[int] = []
+    writer.submit(lambda: written.append(1))
+    assert writer.close() and writer.close()
+    assert threading.active_count() == before
+    writer.submit(lambda: written.append(2))
+    assert writer.close()
+    assert written == [1, 2]

@@ -22,7 +22,8 @@ class BackgroundWriter:
     """Runs jobs one after another, in a thread that begins with the first of them."""
 
     def __init__(self) -> None:
-        self._jobs: queue.Queue[Job] = queue.Queue(MOST_WAITING)
+        # None ends the thread.
+        self._jobs: queue.Queue[Job | None] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Job) -> bool:
@@ -43,6 +44,18 @@ class BackgroundWriter:
         done = threading.Event()
         return self.submit(done.set) and done.wait(WAIT_S)
 
+    def close(self) -> bool:
+        """Waits as `flush` does, and ends the thread; returns whether all is done."""
+        is_done = self.flush()
+        if is_done and self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(WAIT_S)
+            self._thread = None
+        return is_done
+
     def _run(self) -> None:
         while True:
-            self._jobs.get()()
+            job = self._jobs.get()
+            if job is None:
+                return
+            job()

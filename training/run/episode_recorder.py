@@ -100,6 +100,11 @@ class EpisodeRecorder:
         if not self._writer.flush():
             self._warn("what is left", TimeoutError(f"{self.folder} takes no more"))
 
+    def close(self) -> None:
+        """Waits as `flush` does, and ends the thread that writes."""
+        if not self._writer.close():
+            self._warn("what is left", TimeoutError(f"{self.folder} takes no more"))
+
     # What is recorded
 
     def begin_validation(self, step: int) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from custom.env import BadRewardFunction
+from custom.env import BadRewardFunction, Message
 from data.conversation import TemplateRefusal
 from data.turn_tokens import Tools, TurnTokens
 from workers.environments.reply import StepReply
@@ -155,7 +155,7 @@ class ProgramEpisode:
         """Notes how the episode begins; where several requests begin it, none of them does."""
         if self.first_messages is None:
             self.first_messages = asked.messages
-            self.episode.initial_messages = asked.messages
+            self.episode.initial_messages = asked.messages or self._as_text(asked.prompt_ids)
         elif not any(turn.finish_reason for turn in self.episode.turns):
             self.episode.initial_messages = []
 
@@ -188,11 +188,13 @@ class ProgramEpisode:
     def _add_turn(self, asked: Asked, place: Place) -> int:
         """Adds a turn to the episode, and what is new since the one before it to that one."""
         turns = self.episode.turns
-        new_messages = list(asked.messages)
+        new_messages = list(asked.messages) or self._as_text(asked.prompt_ids)
         behind = None
         if place.behind is not None:
             behind = place.behind.turn
             new_messages = new_since_answer(new_messages)
+            if asked.prompt_ids:
+                new_messages = self._as_text(place.given)
             before = turns[behind]
             if before.reply is None:
                 before.reply = StepReply(messages=new_messages)
@@ -202,6 +204,12 @@ class ProgramEpisode:
             self._pay(len(turns) - 1, asked.reward)
         turns.append(Turn(text="", finish_reason="", asked=new_messages, behind=behind))
         return len(turns) - 1
+
+    def _as_text(self, token_ids: Sequence[int]) -> list[Message]:
+        """Shows ids that a client asks to be continued, for records; they are no messages."""
+        if not token_ids:
+            return []
+        return [{"role": "user", "content": self.tokens.tokenizer.decode(list(token_ids))}]
 
     def _engine_number(self, number: int) -> int:
         return self.episode.attempt * REQUESTS_PER_ATTEMPT + number

@@ -28,8 +28,8 @@ def main() -> int:
     minted: list[Any] = []
     episode = asyncio.run(play(loaded, int(os.environ["SEED"]), minted))
     if not episode.ok:
-        for line in errors_of(episode):
-            print(line[-MAX_ERROR_CHARS:], file=sys.stderr)
+        for text in errors_of(episode):
+            print(text[-MAX_ERROR_CHARS:], file=sys.stderr)
         return 1
     print(json.dumps(report(loaded, episode.traces, minted)))
     return 0

@@ -89,8 +89,8 @@
     const prefix = table.val[episode.place] ? "val-" : "";
     const file = `${run.episodes}/${prefix}${table.step[episode.place]}.jsonl`;
     const turns = episode.turns.length;
-    const select = viewer.el("select", { "aria-label": "up to turn" },
-      Array.from({ length: turns }, (_, k) => viewer.el("option", { value: k }, `up to turn ${k}`)));
+    const select = viewer.el("select", { "aria-label": "from which turn on" },
+      Array.from({ length: turns }, (_, k) => viewer.el("option", { value: k }, `from turn ${k} on`)));
     const code = viewer.el("code", {});
     const copy = viewer.el("button", { type: "button" }, "Copy");
     const words = () => ["python", "scripts/replay.py", run.folder, file, "--episode", episode.id]
@@ -107,7 +107,7 @@
     fill();
     return viewer.el("section", { class: "again", "aria-label": "Play again" },
       viewer.el("h2", {}, "Play again"),
-      viewer.el("p", { class: "hint" }, "Replays what was recorded, and goes on from there."),
+      viewer.el("p", { class: "hint" }, "The turns before it as they were recorded; from it on a model plays."),
       viewer.el("div", { class: "row" }, turns ? select : null, copy), viewer.el("pre", {}, code));
   };
 
