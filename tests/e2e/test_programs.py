@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,8 @@ from tests.conftest import PROJECT
 from tests.e2e.test_agents import GRPO, endings, facts_of, fit, game_config
 from tests.e2e.test_training import read_steps
 from training.config.loader import ConfigError
+from training.run.episode_files import read_episodes
+from training.run.step_arrays import read_step_arrays
 
 NO_ENVIRONMENT = ("agent.environment.path=null", "agent.environment.cls=null")
 GUESS = f"{sys.executable} {PROJECT}/examples/guess_program.py"
@@ -31,6 +34,8 @@ SOLVE = PROJECT / "tests/e2e/programs/solve.py"
 FAULTY = PROJECT / "tests/unit/programs/faulty.py"
 DETERMINISTIC = "trainer.deterministic=true"
 METRICS = ("actor/grad_norm", "critic/grad_norm", "actor/pg_loss", "agent/turns/max")
+# Fates of tokens that the loss sees.
+TRAINED = ("trained", "clipped", "no_spread", "zero_advantage")
 
 
 def running(command: str) -> tuple[str, ...]:
@@ -63,12 +68,7 @@ def test_a_program_is_trained_bitwise_as_the_same_agent_in_an_environment(
             for column, tensor in expected.items():
                 assert torch.equal(tensor, batch[column]), (name, column)
         for expected_step, step in zip(steps["environment"], steps[name], strict=True):
-            for metric in (
-                "actor/grad_norm",
-                "critic/grad_norm",
-                "actor/pg_loss",
-                "agent/turns/max",
-            ):
+            for metric in METRICS:
                 assert step[metric] == expected_step[metric], (name, metric)
 
 
@@ -146,14 +146,35 @@ def test_helpers_at_once_give_rows_that_share_their_beginnings(
     assert {entry["turns"] for entry in facts} == {4}
     rows = Counter(batch.non_tensor_batch["episode_id"].tolist())
     assert set(rows.values()) == {3}, "the first answer, which one goes on from, and two forks"
-    lines = (tmp_path / "episodes/1.jsonl").read_text().splitlines()
-    record = json.loads(lines[0])
-    assert replay.main([str(tmp_path), str(tmp_path / "episodes/1.jsonl")]) == replay.SAME
-    first, *forks = record["rows"]
-    for fork in forks:
-        begins = next(place for place, turn in enumerate(fork["turn_ids"]) if turn >= 0)
-        shared = first["response_ids"][: first["turn_ids"].count(0)]
-        assert fork["response_ids"][: len(shared)] == shared and begins > len(shared)
+    file = tmp_path / "episodes/1.jsonl"
+    assert replay.main([str(tmp_path), str(file)]) == replay.SAME
+    records = {record["episode_id"]: record for record in read_episodes(file)}
+    for record in records.values():
+        first, *forks = record["rows"]
+        assert [turn["behind"] for turn in record["turns"]] == [None, 0, 0, 0]
+        answers = int((first["turn_ids"] == 0).sum())
+        for fork in forks:
+            assert fork["parent"] == {"row": 0, "tokens": len(first["prompt_ids"]) + answers}
+            assert (
+                fork["response_ids"][:answers].tolist() == first["response_ids"][:answers].tolist()
+            )
+            begins = int(np.flatnonzero(fork["response_mask"])[0])
+            # The template's, but for the word of the hint.
+            assert fork["template_mask"][answers:begins].sum() == begins - answers - 1
+    check_fates(records, tmp_path / "episodes/1.npz")
+
+
+def check_fates(records: dict[str, dict[str, Any]], file: Path) -> None:
+    """Asserts that what a fork begins with is told from what it is trained on."""
+    meta, columns = read_step_arrays(file)
+    name_of = {int(code): fate["name"] for code, fate in meta["fates"].items()}
+    for place, episode_id in enumerate(columns["episode_id"]):
+        row = records[episode_id]["rows"][columns["episode_row"][place]]
+        tokens = slice(*columns["offsets"][place : place + 2])
+        names = np.array([name_of[code] for code in columns["fate"][tokens].tolist()])
+        assert ((row["response_mask"] == 1) == np.isin(names, TRAINED)).all(), names
+        assert (names == "copied").any() == (columns["episode_row"][place] > 0), names
+        assert ((row["template_mask"] == 1) == np.isin(names, ["template", "over_limit"])).all()
 
 
 def test_a_reward_function_sees_what_a_program_did(tiny_game: Path, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class ProgramEpisode:
         client_sampling: what becomes of a request that asks for another sampling than the run's.
         flights: requests that are being sampled, by number.
         turn_of: the turn of every request that became one.
+        sizes: how many messages the request of each turn had.
         first_messages: of the first request, with which the episode's first conversation begins.
         depths: of that conversation, the numbers of answers that it has had.
         contents: how often the same ids were to be continued.
@@ -80,6 +81,7 @@ class ProgramEpisode:
     client_sampling: str = "override"
     flights: dict[int, Flight] = field(default_factory=dict)
     turn_of: dict[int, int] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
     first_messages: list[dict[str, Any]] | None = None
     depths: set[int] = field(default_factory=set)
     contents: Counter[int] = field(default_factory=Counter)
@@ -192,7 +194,7 @@ class ProgramEpisode:
         behind = None
         if place.behind is not None:
             behind = place.behind.turn
-            new_messages = new_since_answer(new_messages)
+            new_messages = self._new_messages(asked, behind)
             if asked.prompt_ids:
                 new_messages = self._as_text(place.given)
             before = turns[behind]
@@ -203,6 +205,7 @@ class ProgramEpisode:
         elif asked.reward is not None:
             self._pay(len(turns) - 1, asked.reward)
         turns.append(Turn(text="", finish_reason="", asked=new_messages, behind=behind))
+        self.sizes.append(len(asked.messages))
         return len(turns) - 1
 
     def _as_text(self, token_ids: Sequence[int]) -> list[Message]:
@@ -210,6 +213,14 @@ class ProgramEpisode:
         if not token_ids:
             return []
         return [{"role": "user", "content": self.tokens.tokenizer.decode(list(token_ids))}]
+
+    def _new_messages(self, asked: Asked, behind: int) -> list[dict[str, Any]]:
+        """Returns a request's messages behind a turn's answer, made-up answers among them."""
+        size = self.sizes[behind]
+        messages = list(asked.messages)
+        if len(messages) > size and messages[size]["role"] == "assistant":
+            return messages[size + 1 :]
+        return new_since_answer(messages)
 
     def _engine_number(self, number: int) -> int:
         return self.episode.attempt * REQUESTS_PER_ATTEMPT + number

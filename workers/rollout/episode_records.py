@@ -14,7 +14,7 @@ import numpy as np
 from data.packed_arrays import pack_typed
 from workers.environments.reply import StepReply
 from workers.rollout.episode import FAILURES, Episode, FailedAttempt, Row, Turn, digest
-from workers.rollout.token_origins import OVER_LIMIT, TEMPLATE, RowOrigins
+from workers.rollout.token_origins import OVER_LIMIT, TEMPLATE, RowOrigins, forked_from
 
 # Translates origins to 1 on what the template added, and 0.
 IS_TEMPLATE = bytes(int(origin in (TEMPLATE, OVER_LIMIT)) for origin in range(256))
@@ -97,6 +97,8 @@ def episode_record(episode: Episode, origins: Sequence[RowOrigins] | None = None
     """
     told: Sequence[RowOrigins | None] = [None] * len(episode.rows) if origins is None else origins
     parents = parents_of(episode.rows)
+    if any(turn.asked is not None for turn in episode.turns):
+        parents = parents_in_program(episode, parents)
     rows = []
     for row, of_row, parent in zip(episode.rows, told, parents, strict=True):
         rows.append({**row_record(row, of_row), "parent": parent})
@@ -191,6 +193,27 @@ def parents_of(rows: Sequence[Row]) -> list[dict[str, int] | None]:
         last = len(shared) - 1 - shared[::-1].index(longest) if longest else 0
         parents.append({"row": last, "tokens": longest} if longest else None)
     return parents
+
+
+def parents_in_program(
+    episode: Episode, parents: Sequence[dict[str, int] | None]
+) -> list[dict[str, int] | None]:
+    """Corrects the parents of a program's rows.
+
+    A fork's parent is the row that it was forked from. All conversations begin with a few tokens of
+    the template's, and helpers with the same system message: a row that was begun anew has a parent
+    only where it has all of that one's prompt, as where thinking was dropped.
+    """
+    corrected: list[dict[str, int] | None] = []
+    for row, parent in zip(episode.rows, parents, strict=True):
+        forked = forked_from(row, episode)
+        if forked is not None:
+            number, length = forked
+            parent = {"row": number, "tokens": len(row.prompt_ids) + length}
+        elif parent and parent["tokens"] < len(episode.rows[parent["row"]].prompt_ids):
+            parent = None
+        corrected.append(parent)
+    return corrected
 
 
 def common_length(first: np.ndarray, second: np.ndarray) -> int:

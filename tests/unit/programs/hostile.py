@@ -22,6 +22,8 @@ from workers.ranks.process_groups import is_leader
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Engine, Sampling
 from workers.rollout.episode import Episode, TurnLimits
+from workers.rollout.episode_records import episode_record
+from workers.rollout.token_origins import AS_COPIED, COPIED, SAMPLED, TokenOrigins
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 MOVES = (
@@ -387,6 +389,7 @@ def check(episode: Episode, pool: HostilePool, engine: CheckableEngine) -> int:
             assert row.spans and row.spans[-1].end == len(row.ids), (
                 "a row ends where it was sampled"
             )
+    check_origins(episode, pool.tokens)
     behind = {entry.behind for entry in episode.turns}
     for turn, (number, completion) in enumerate(in_order(engine)):
         asked = pool.asked[number]
@@ -407,6 +410,29 @@ def check(episode: Episode, pool: HostilePool, engine: CheckableEngine) -> int:
     assert counts["grows"] + counts["forks"] + counts["begins"] == counts["requests"]
     assert set(counts) >= set(COUNTS)
     return sum(map(len, trained.values()))
+
+
+def check_origins(episode: Episode, tokens: TurnTokens) -> None:
+    """Asserts that a row's record tells what was sampled in it, and what in another row."""
+    origins = TokenOrigins(tokens).of_episode(episode)
+    rows = episode_record(episode, origins)["rows"]
+    for row, told, record in zip(episode.rows, origins, rows, strict=True):
+        assert len(told.origins) == len(row.ids)
+        sampled = {place for span in row.spans for place in range(span.start, span.end)}
+        assert sampled == {place for place, one in enumerate(told.origins) if one == SAMPLED}
+        parent = record["parent"]
+        if parent is not None:
+            earlier = episode.rows[parent["row"]]
+            assert row.token_ids[: parent["tokens"]] == earlier.token_ids[: parent["tokens"]]
+        first = min(sampled, default=0)
+        if first == 0:
+            assert COPIED not in told.origins
+            continue
+        copied = parent["tokens"] - len(row.prompt_ids)
+        assert 0 < copied <= first and COPIED not in told.origins[copied:]
+        of_earlier = origins[parent["row"]].origins[:copied]
+        assert of_earlier.translate(AS_COPIED) == told.origins[:copied]
+        assert told.origins[copied - 1] == COPIED
 
 
 def check_reads_as_asked(

@@ -3,6 +3,9 @@
 "use strict";
 
 {
+  // Texts that stand in a line.
+  const SHORT_TEXT = 60;
+
   viewer.factsView = function (episode) {
     const rows = Object.entries(episode.facts).filter(([, value]) => !isNothing(value));
     return viewer.el("details", { class: "facts" },
@@ -15,6 +18,17 @@
 
   const isNothing = (value) => value === null || value === "" || JSON.stringify(value) === "{}";
   const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+  // How a program ended, and the ends of what it wrote.
+  viewer.programView = function (episode) {
+    if (!episode.program.length) return null;
+    return viewer.el("section", { class: "program", "aria-label": "Program" },
+      viewer.el("h2", {}, "Program"),
+      episode.program.map(([name, text]) => (text.includes("\n") || text.length > SHORT_TEXT
+        ? viewer.el("details", { open: name === "errors" },
+          viewer.el("summary", {}, viewer.plainText(name)), viewer.el("pre", {}, viewer.visible(text)))
+        : viewer.el("p", {}, `${viewer.plainText(name)}: `, viewer.visible(text)))));
+  };
 
   // Rows: each under the one that it begins with.
   viewer.treeView = function (episode, chosen, choose) {
