@@ -29,6 +29,10 @@ READY_S = 120.0
 END_S = 5.0
 # The longest wait for the rest of an ended program's output, in seconds.
 LAST_OUTPUT_S = 1.0
+# Programs that are being started at the same time.
+MAX_STARTING = 8
+# So much of standard input a pipe takes at once, in bytes.
+PIPE_BYTES = 1 << 12
 # The exit code of a program whose launcher has died.
 LOST = -9
 
@@ -88,9 +92,11 @@ class Launcher:
         self._started: dict[int, asyncio.Future[int]] = {}
         self._programs: dict[int, Program] = {}
         self._gate = asyncio.Lock()
+        self._starting = asyncio.Semaphore(MAX_STARTING)
         self._count = 0
         self._socket, theirs = socket.socketpair()
-        environment = {"PYTHONHASHSEED": "0"} | os.environ
+        # Its own requests go to this machine.
+        environment = {"PYTHONHASHSEED": "0"} | os.environ | {"no_proxy": "127.0.0.1"}
         with theirs:
             self._process = subprocess.Popen(
                 [python, str(SCRIPT), str(theirs.fileno()), *self.modules],
@@ -140,8 +146,14 @@ class Launcher:
         program.readers = [
             self._loop.create_task(self._keep_end(program, "output", our_output)),
             self._loop.create_task(self._keep_end(program, "errors", our_errors)),
-            self._loop.create_task(self._write(our_input, input)),
         ]
+        if len(input) > PIPE_BYTES:
+            program.readers.append(self._loop.create_task(self._write(our_input, input)))
+            return program
+        # A program that has ended already reads nothing.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(our_input, input)
+        os.close(our_input)
         return program
 
     def stop(self) -> None:
@@ -171,9 +183,10 @@ class Launcher:
         answer: asyncio.Future[int] = self._loop.create_future()
         self._started[number] = answer
         try:
-            # One after the other: a socket takes few, and a frame must be whole.
-            async with self._gate:
-                await self._send(request, files)
+            # A socket takes few files, and a frame must be whole.
+            async with self._starting:
+                async with self._gate:
+                    await self._send(request, files)
                 await answer
         except OSError as error:
             raise CannotStart(f"the launcher of programs is gone: {error}") from None
