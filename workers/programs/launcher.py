@@ -46,12 +46,14 @@ class Program:
     """Holds a program that runs, and the ends of what it wrote.
 
     Attributes:
+        pid: of its first process.
         exit_code: negative for a signal; None while it runs.
     """
 
     id: int
     launcher: "Launcher"
     ended: "asyncio.Future[int]"
+    pid: int = 0
     output: bytes = b""
     errors: bytes = b""
     exit_code: int | None = None
@@ -137,7 +139,7 @@ class Launcher:
             "forks": bool(self.modules),
         }
         try:
-            await self._ask_for(program.id, request, [their_input, output, errors])
+            program.pid = await self._ask_for(program.id, request, [their_input, output, errors])
         except BaseException:
             self._programs.pop(program.id, None)
             for file in (our_input, our_output, our_errors):
@@ -178,8 +180,8 @@ class Launcher:
             async with self._gate:
                 await self._send(request, [])
 
-    async def _ask_for(self, number: int, request: dict[str, Any], files: list[int]) -> None:
-        """Has a program started with these files, which are closed here."""
+    async def _ask_for(self, number: int, request: dict[str, Any], files: list[int]) -> int:
+        """Has a program started with these files, which are closed here; returns its pid."""
         answer: asyncio.Future[int] = self._loop.create_future()
         self._started[number] = answer
         try:
@@ -187,7 +189,7 @@ class Launcher:
             async with self._starting:
                 async with self._gate:
                     await self._send(request, files)
-                await answer
+                return await answer
         except OSError as error:
             raise CannotStart(f"the launcher of programs is gone: {error}") from None
         finally:
