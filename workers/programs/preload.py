@@ -35,6 +35,8 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LENGTH = struct.Struct("<I")
+# The C library, opened once for all programs.
+LIBC = ctypes.CDLL(None)
 WARM_UP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm_up.py")
 # A program's environment names it by this, and what it starts inherits that.
 MARK = "PROGRAM_ATTEMPT"
@@ -269,7 +271,7 @@ def close_all(files: list[int]) -> None:
 def prctl(option: int, value: int) -> None:
     """Sets an option of this process, on Linux."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
+        LIBC.prctl(option, value)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ it could not have made itself.
 
 import asyncio
 import json
+import socket
 import ssl
 import sys
 import threading
@@ -100,11 +101,13 @@ class ContextsAhead:
 
 def warm_up() -> None:
     """Makes a first request with each SDK that was imported; tells of what fails, and goes on."""
+    # Every connection looks its host up, which imports the tables of names in all alphabets.
+    socket.getaddrinfo("127.0.0.1", 0)
     sdks = [name for name in FIRST_REQUESTS if name in sys.modules]
     if not sdks:
         return
     contexts = ContextsAhead()
-    ssl.create_default_context = contexts  # type: ignore[assignment]
+    ssl.create_default_context = contexts
     with HTTPServer(("127.0.0.1", 0), AnswersAlike) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
