@@ -111,9 +111,10 @@ class EpisodeRows:
         positions, columns = mask.nonzero(as_tuple=True)
         token_rows = rows_in_order[positions]
         lines = self._episode_of_row[token_rows]
-        if "turn_ids" in self._batch.batch:
-            turns = self._batch.batch["turn_ids"][token_rows, columns].long().clamp(min=0)
-            in_time = (lines * (int(turns.max()) + 1) + turns).argsort(stable=True)
+        turn_ids = self._batch.batch.get("turn_ids")
+        if turn_ids is not None:
+            turns = turn_ids[token_rows, columns].long().clamp(min=0)
+            in_time = (lines * (int(turn_ids.max()) + 1) + turns).argsort(stable=True)
             token_rows, columns, lines = token_rows[in_time], columns[in_time], lines[in_time]
         first_token_of_line = self.lengths.cumsum(0) - self.lengths
         place_in_line = torch.arange(len(token_rows)) - first_token_of_line[lines]
