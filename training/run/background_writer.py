@@ -10,8 +10,8 @@ import queue
 import threading
 from collections.abc import Callable
 
-# So many jobs may wait; then the run waits for the first of them.
-MOST_WAITING = 8
+# So many jobs may wait, a step has two of them; then the run waits for the first.
+MOST_WAITING = 4
 # Seconds for which the run waits, for room in the queue or for its end.
 WAIT_S = 60.0
 

@@ -131,12 +131,13 @@ class StepRows:
     """Reads the real rows (n) of a batch, and their tokens, row by row (T)."""
 
     def __init__(self, batch: DataProto) -> None:
-        self.batch = batch
+        self.others = batch.non_tensor_batch
+        self.tensors = batch.tensors()
         uids = batch.non_tensor_batch["uid"]
         self.numbers = np.flatnonzero(uids.astype(object) != DUMMY_UID)
-        width = batch.batch["responses"].shape[1]
+        width = self.tensors["responses"].shape[1]
         # (B, R), False in dummy rows.
-        self.is_token = batch.batch["attention_mask"][:, -width:].numpy().astype(bool)
+        self.is_token = self.tensors["attention_mask"][:, -width:].numpy().astype(bool)
         is_real = np.zeros(len(uids), bool)
         is_real[self.numbers] = True
         self.is_token &= is_real[:, None]
@@ -159,14 +160,13 @@ class StepRows:
 
     def _texts(self, name: str, otherwise: str) -> np.ndarray:
         """Returns a column of names; without it `otherwise` and the row's number."""
-        column = self.batch.non_tensor_batch.get(name)
+        column = self.others.get(name)
         if column is None:
             return np.array([f"{otherwise}{row}" for row in self.numbers], dtype=np.str_)
         return np.array([str(value) for value in column[self.numbers]], dtype=np.str_)
 
     def columns(self) -> Columns:
         """Returns the row columns that the batch has."""
-        others = self.batch.non_tensor_batch
         rows = len(self.numbers)
         columns: Columns = {
             "episode_id": self.episode_ids,
@@ -174,12 +174,12 @@ class StepRows:
             "episode_row": np.zeros(rows, np.int64),
             "offsets": self.offsets,
         }
-        if "episode_row" in others:
-            columns["episode_row"] = others["episode_row"][self.numbers].astype(np.int64)
-        if "reward_baselines" in self.batch.batch:
-            baselines = self.batch.batch["reward_baselines"].float().numpy()
+        if "episode_row" in self.others:
+            columns["episode_row"] = self.others["episode_row"][self.numbers].astype(np.int64)
+        if "reward_baselines" in self.tensors:
+            baselines = self.tensors["reward_baselines"].float().numpy()
             columns["reward_baselines"] = baselines[self.numbers]
-        if "role" in others:
+        if "role" in self.others:
             columns["role"] = self._texts("role", "")
         return columns
 
@@ -187,9 +187,9 @@ class StepRows:
         """Returns the token columns that the batch has."""
         columns = {}
         for name in BATCH_COLUMNS:
-            if name in self.batch.batch:
+            if name in self.tensors:
                 dtype = INTEGER_COLUMNS.get(name, "<f4")
-                columns[name] = self.flat_as(self.batch.batch[name], dtype)
+                columns[name] = self.flat_as(self.tensors[name], dtype)
         return columns
 
     def flat_as(self, tensor: Tensor, dtype: str) -> np.ndarray:
@@ -221,9 +221,9 @@ def _joined_records(records: Sequence[UpdateRecord | None], rows: StepRows) -> J
     times_trained = np.zeros(count, np.int64)
     shares = np.zeros(count, np.float64)
     is_skipped = np.zeros(count, bool)
-    if not there or "row_number" not in rows.batch.batch:
+    if not there or "row_number" not in rows.tensors:
         return JoinedRecords(False, {}, times_trained, is_skipped, shares)
-    numbers = rows.batch.batch["row_number"].numpy()[rows.numbers].tolist()
+    numbers = rows.tensors["row_number"].numpy()[rows.numbers].tolist()
     place_of = {number: place for place, number in enumerate(numbers)}
     last_pass = np.full(count, -1, np.int64)
     places_of = []
@@ -277,7 +277,7 @@ def _step_tokens(
     update: JoinedRecords,
 ) -> StepTokens:
     """Collects what the fates of the tokens are decided by."""
-    fields = trained.batch.batch
+    fields = rows.tensors
     correction = config.algorithm.rollout_correction
     nothing = np.zeros(len(rows.of_token), bool)
     mask = tokens["response_mask"]
