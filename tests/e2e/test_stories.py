@@ -34,6 +34,7 @@ from tests.e2e.test_agents import (
 )
 from tests.viewer_data import make_viewer
 from tests.viewer_pages import SHOWN, open_viewer
+from training.run.files import from_here
 
 pytestmark = pytest.mark.browser
 
@@ -281,7 +282,8 @@ def test_links_work_once_the_viewer_is_made_and_the_page_says_so_before(
     run_dir = tmp_path / "run"
     fit(game_config(tiny_game, run_dir, *GRPO, *playing("Steady"), steps(1)))
     reader.open(run_dir)
-    reader.sees(f"which this command makes: {sys.executable} -m training.run.episodes {run_dir}")
+    python = from_here(Path(sys.executable))
+    reader.sees(f"which this command makes: {python} -m training.run.episodes {run_dir}")
     reader.click_point("Reward of an episode", step=1)
     reader.sees("episodes of step 1 once the viewer is made")
     make_viewer(run_dir)
