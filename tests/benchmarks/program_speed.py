@@ -4,17 +4,23 @@
 
 The engine samples a token of every running request in each step, and a step takes PACE_S, as a
 GPU's would: what is measured is what the loop, the server and the programs add. At least AT_LEAST
-of the environment's speed is wanted.
+of the environment's speed is wanted. Programs run on the machine's processors: told is, too, how
+many seconds of these they took, of those that there were, and how long the programs' first requests
+were apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from custom.agent import AgentSpec
 from custom.env import BaseEnvironment
@@ -76,11 +82,13 @@ class PacedEngine(BaseRollout):
         super().__init__(config, eos_token_ids=answer[-1:], pad_token_id=pad_token_id)
         self.answer = answer
         self.left: dict[str, int] = {}
-        self.first_request = self.last_token = 0.0
         self.tokens = 0
+        self.first_request = self.last_token = 0.0
+        self.requests: list[float] = []
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
-        self.first_request = self.first_request or time.perf_counter()
+        self.requests.append(time.perf_counter())
+        self.first_request = self.first_request or self.requests[-1]
         self.left[request_id] = len(self.answer)
 
     def step(self) -> list[Completion]:
@@ -106,7 +114,24 @@ class PacedEngine(BaseRollout):
         raise NotImplementedError
 
 
-def tokens_per_second(spec: AgentSpec | ProgramSpec, episodes: int, tokens: int) -> float:
+@dataclass(frozen=True)
+class Speed:
+    """Holds what was measured of a batch.
+
+    Attributes:
+        tokens_per_s: from the first request to the last token.
+        apart_s: from the first request to the last one of those that begin an episode.
+        span_s: from the first request to the last token.
+        programs_s: seconds of processors that programs took.
+    """
+
+    tokens_per_s: float
+    apart_s: float
+    span_s: float
+    programs_s: float
+
+
+def speed_of(spec: AgentSpec | ProgramSpec, episodes: int, tokens: int) -> Speed:
     """Plays a batch to warm up and one that counts."""
     config = PPOConfig(
         data=DataConfig(max_prompt_length=PROMPT, max_response_length=RESPONSE),
@@ -123,12 +148,23 @@ def tokens_per_second(spec: AgentSpec | ProgramSpec, episodes: int, tokens: int)
         for number in range(2):
             engine.first_request = 0.0
             engine.tokens = 0
-            info = step_info(step=number, seed=0)
-            rollout.run(describe_episodes(episodes, 1, info))
+            engine.requests = []
+            before = seconds_of_programs()
+            rollout.run(describe_episodes(episodes, 1, step_info(step=number, seed=0)))
+            taken = seconds_of_programs() - before
     finally:
         rollout.close()
     assert engine.tokens == episodes * TURNS * tokens, engine.tokens
-    return engine.tokens / (engine.last_token - engine.first_request)
+    span = engine.last_token - engine.first_request
+    # Of as many requests as there are episodes; few come a second time before the last has begun.
+    apart = engine.requests[episodes - 1] - engine.requests[0]
+    return Speed(engine.tokens / span, apart, span, taken)
+
+
+def seconds_of_programs() -> float:
+    """Returns the processor time of the programs that have ended."""
+    launchers = [child.cpu_times() for child in psutil.Process().children()]
+    return sum(times.children_user + times.children_system for times in launchers)
 
 
 def main() -> None:
@@ -139,17 +175,22 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS_OF_TURN, help="of a turn")
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
+    cores = len(os.sched_getaffinity(0))
     for episodes in chosen.episodes:
-        native = tokens_per_second(AgentSpec(Same), episodes, chosen.tokens)
+        native = speed_of(AgentSpec(Same), episodes, chosen.tokens).tokens_per_s
         print(f"{episodes} episodes: {native:.0f} tokens/s in an environment")
         for name in chosen.client:
             code, preload = CLIENTS[name]
             script = folder / f"{name}.py"
             script.write_text(code + PLAY)
             spec = ProgramSpec(command=(sys.executable, str(script)), preload=preload)
-            speed = tokens_per_second(spec, episodes, chosen.tokens)
-            share = speed / native
-            print(f"  program, {name}: {speed:.0f} tokens/s, {share:.3f} (at least {AT_LEAST})")
+            speed = speed_of(spec, episodes, chosen.tokens)
+            share = speed.tokens_per_s / native
+            print(
+                f"  program, {name}: {speed.tokens_per_s:.0f} tokens/s, {share:.3f} (at least "
+                f"{AT_LEAST}); first requests {speed.apart_s:.2f} s apart; programs took "
+                f"{speed.programs_s:.2f} s of {speed.span_s * cores:.2f} s of processors"
+            )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from data.protocol import DataProto
+from data.warn_once import warn_once
 from scripts import replay
 from tests.conftest import PROJECT
 from tests.e2e.test_agents import GRPO, endings, facts_of, fit, game_config
@@ -162,6 +163,16 @@ def test_helpers_at_once_give_rows_that_share_their_beginnings(
             # The template's, but for the word of the hint.
             assert fork["template_mask"][answers:begins].sum() == begins - answers - 1
     check_fates(records, tmp_path / "episodes/1.npz")
+
+
+def test_a_deterministic_run_says_that_requests_at_once_are_no_fixed_rounds(
+    tiny_game: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    settings = (*calling("branch"), *GRPO, "trainer.total_training_steps=1")
+    fit(game_config(tiny_game, tmp_path, DETERMINISTIC, *settings))
+    said = [text for text in caplog.messages if "makes requests at the same time" in text]
+    assert len(said) == 1
 
 
 def check_fates(records: dict[str, dict[str, Any]], file: Path) -> None:

@@ -53,6 +53,24 @@ def batch_of(
     )
 
 
+def test_a_conversation_that_goes_on_after_its_helpers_stands_behind_them() -> None:
+    """Turns 0 and 3 are the main conversation's, 1 and 2 those of two helpers."""
+    batch = batch_of(
+        [
+            ("g", "e0", 0, [1.0, 2.0, 7.0, 8.0]),
+            ("g", "e0", 1, [3.0, 4.0, 0.0, 0.0]),
+            ("g", "e0", 2, [5.0, 6.0, 0.0, 0.0]),
+        ],
+        mask=[[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]],
+    )
+    turns = [[0, 0, 3, 3], [1, 1, -1, -1], [2, 2, -1, -1]]
+    batch.batch["turn_ids"] = torch.tensor(turns, dtype=torch.int16)
+    episodes = EpisodeRows(batch)
+    joined = episodes.join(batch.batch["token_level_rewards"])
+    assert joined.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    assert torch.equal(episodes.split(joined), batch.batch["token_level_rewards"])
+
+
 def test_rows_of_an_episode_stand_one_behind_the_other_in_their_order() -> None:
     batch = batch_of(
         [

@@ -68,6 +68,9 @@ class EpisodeRows:
             rows       e0: [a a . .]   e1: [b b b .]   e0: [c c e c]
         episodes   e0: [a a c c c]   e1: [b b b . .]
 
+    They stand in the order of their turns: where a program's conversation goes on after those of
+    its helpers, so does its line.
+
     Attributes:
         rows: for each episode its row numbers, in the order of `episode_row`.
         first: (E,) int64, each episode's first row.
@@ -139,6 +142,11 @@ class EpisodeRows:
         positions, columns = mask.nonzero(as_tuple=True)
         token_rows = rows_in_order[positions]
         lines = self._episode_of_row[token_rows]
+        turn_ids = self._batch.batch.get("turn_ids")
+        if turn_ids is not None:
+            turns = turn_ids[token_rows, columns].long().clamp(min=0)
+            in_time = (lines * (int(turn_ids.max()) + 1) + turns).argsort(stable=True)
+            token_rows, columns, lines = token_rows[in_time], columns[in_time], lines[in_time]
         first_token_of_line = self.lengths.cumsum(0) - self.lengths
         place_in_line = torch.arange(len(token_rows)) - first_token_of_line[lines]
         return token_rows, columns, lines * self._width + place_in_line

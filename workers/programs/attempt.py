@@ -1,7 +1,8 @@
 """One attempt at an episode: its program, the requests that it makes, and the clock of its work.
 
 All of it belongs to the thread of the pool (pool.py). A program's clock runs while nothing of it is
-being answered: it starts, computes, waits for others. Invariant: `tell` is called for nothing more
+being answered: it starts, computes, waits for others; it stands still while the program's first
+process waits for a processor of a busy machine. Invariant: `tell` is called for nothing more
 once `Exited` was told; a request gets its answer or an error, and is counted once however often a
 client that was cut off asks for it again.
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data.warn_once import warn_once
+from workers.environments.clock import SHORT_S
 from workers.programs.exchange import (
     Answer,
     AnsweredCompletion,
@@ -94,6 +96,7 @@ class Attempt:
         token: its name at the server, which nobody can guess.
         tell: hands an event to the turn loop.
         kill: ends the program.
+        waited: returns the seconds for which its first process has waited for a processor.
 
     Attributes:
         exited: nothing more is told of it.
@@ -114,6 +117,7 @@ class Attempt:
     deadlines: Deadlines
     tell: Callable[[int, ProgramEvent], None]
     kill: Callable[[], None]
+    waited: Callable[[], float] = lambda: 0.0
     pending: dict[int, Pending] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
     counts: dict[str, int] = field(default_factory=lambda: {"retries": 0, "http_errors": 0})
@@ -129,6 +133,7 @@ class Attempt:
     )
     _since: float | None = None
     _told_s: float = 0.0
+    _waited: float = 0.0
     _deadline: asyncio.TimerHandle | None = None
 
     # The clock
@@ -138,6 +143,7 @@ class Attempt:
         if self._since is not None or self.exited:
             return
         self._since = time.monotonic()
+        self._waited = self.waited()
         limits = []
         if self.deadlines.step_s is not None:
             limits.append(self.deadlines.step_s)
@@ -150,14 +156,27 @@ class Attempt:
     def stop_clock(self) -> None:
         """Counts no more: something of it is being answered, or it has ended."""
         if self._since is not None:
-            self.used_s += time.monotonic() - self._since
+            seconds = time.monotonic() - self._since
+            if seconds > SHORT_S:
+                seconds = max(0.0, seconds - self._newly_waited())
+            self.used_s += seconds
             self._since = None
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
+    def _newly_waited(self) -> float:
+        """Returns for how long it waited for a processor since the clock began, or was put off."""
+        return max(0.0, self.waited() - self._waited)
+
     def _be_overdue(self) -> None:
-        """Ends a program that worked for too long."""
+        """Ends a program that worked for too long; one that could not is given its time."""
+        waited = self._newly_waited()
+        if waited > SHORT_S and self._since is not None:
+            self._since += waited
+            self._waited += waited
+            self._deadline = asyncio.get_running_loop().call_later(waited, self._be_overdue)
+            return
         self.stop_clock()
         self.failure = (
             f"the program was still working at its deadline, after {self.used_s:.3g} s of its own "

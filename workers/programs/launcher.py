@@ -29,6 +29,10 @@ READY_S = 120.0
 END_S = 5.0
 # The longest wait for the rest of an ended program's output, in seconds.
 LAST_OUTPUT_S = 1.0
+# Programs that are being started at the same time.
+MAX_STARTING = 8
+# So much of standard input a pipe takes at once, in bytes.
+PIPE_BYTES = 1 << 12
 # The exit code of a program whose launcher has died.
 LOST = -9
 
@@ -42,12 +46,14 @@ class Program:
     """Holds a program that runs, and the ends of what it wrote.
 
     Attributes:
+        pid: of its first process.
         exit_code: negative for a signal; None while it runs.
     """
 
     id: int
     launcher: "Launcher"
     ended: "asyncio.Future[int]"
+    pid: int = 0
     output: bytes = b""
     errors: bytes = b""
     exit_code: int | None = None
@@ -93,9 +99,12 @@ class Launcher:
         self._started: dict[int, asyncio.Future[int]] = {}
         self._programs: dict[int, Program] = {}
         self._gate = asyncio.Lock()
+        self._starting = asyncio.Semaphore(MAX_STARTING)
         self._count = 0
         self._socket, theirs = socket.socketpair()
-        environment = {"PYTHONHASHSEED": "0"} | os.environ | dict(variables or {})
+        # Its own requests go to this machine.
+        environment = {"PYTHONHASHSEED": "0"} | os.environ | {"no_proxy": "127.0.0.1"}
+        environment |= dict(variables or {})
         with theirs:
             self._process = subprocess.Popen(
                 [python, str(SCRIPT), str(theirs.fileno()), *self.modules],
@@ -136,7 +145,7 @@ class Launcher:
             "forks": bool(self.modules),
         }
         try:
-            await self._ask_for(program.id, request, [their_input, output, errors])
+            program.pid = await self._ask_for(program.id, request, [their_input, output, errors])
         except BaseException:
             self._programs.pop(program.id, None)
             for file in (our_input, our_output, our_errors):
@@ -145,8 +154,14 @@ class Launcher:
         program.readers = [
             self._loop.create_task(self._keep_end(program, "output", our_output)),
             self._loop.create_task(self._keep_end(program, "errors", our_errors)),
-            self._loop.create_task(self._write(our_input, input)),
         ]
+        if len(input) > PIPE_BYTES:
+            program.readers.append(self._loop.create_task(self._write(our_input, input)))
+            return program
+        # A program that has ended already reads nothing.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(our_input, input)
+        os.close(our_input)
         return program
 
     def stop(self) -> None:
@@ -171,15 +186,16 @@ class Launcher:
             async with self._gate:
                 await self._send(request, [])
 
-    async def _ask_for(self, number: int, request: dict[str, Any], files: list[int]) -> None:
-        """Has a program started with these files, which are closed here."""
+    async def _ask_for(self, number: int, request: dict[str, Any], files: list[int]) -> int:
+        """Has a program started with these files, which are closed here; returns its pid."""
         answer: asyncio.Future[int] = self._loop.create_future()
         self._started[number] = answer
         try:
-            # One after the other: a socket takes few, and a frame must be whole.
-            async with self._gate:
-                await self._send(request, files)
-                await answer
+            # A socket takes few files, and a frame must be whole.
+            async with self._starting:
+                async with self._gate:
+                    await self._send(request, files)
+                return await answer
         except OSError as error:
             raise CannotStart(f"the launcher of programs is gone: {error}") from None
         finally:

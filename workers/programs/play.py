@@ -448,11 +448,8 @@ def new_since_answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def last_turn(rows: Sequence[Row]) -> int:
-    """Returns the turn whose tokens end the last row that has any; -1 where there is none."""
-    for row in reversed(rows):
-        if row.spans:
-            return row.spans[-1].turn
-    return -1
+    """Returns the last turn of which any row has tokens; -1 where there is none."""
+    return max((row.spans[-1].turn for row in rows if row.spans), default=-1)
 
 
 def first_stop(text: str, stops: Sequence[str]) -> str | None:

@@ -18,10 +18,12 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from custom.env_calls import describe
 from custom.tools.parsers import get_parser
+from workers.environments.clock import waited_for_processor
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
 from workers.programs.attempt import Attempt, Deadlines
@@ -232,6 +234,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     async def _run_command(self, attempt: Attempt) -> None:
         program = await self._start(attempt)
         self._kills[attempt.key] = program.kill
+        attempt.waited = partial(waited_for_processor, str(program.pid))
         if attempt.failure:
             program.kill()
         await program.wait()

@@ -3,9 +3,9 @@
     python preload.py FD MODULE ...
 
 It runs under the interpreter that a program's command names, on the standard library alone; with
-modules it has imported these before the first program, which is then forked from it in
-milliseconds. Frames on FD are JSON behind their length; a start comes with three files (standard
-input, output and error), carried by a byte before its frame.
+modules it has imported these, and made the first requests of SDKs (warm_up.py), before the first
+program, which is then forked from it in milliseconds. Frames on FD are JSON behind their length; a
+start comes with three files (standard input, output and error), carried by a byte before its frame.
 
     to it      {"id", "argv", "env", "memory_bytes", "open_files", "forks"}      {"kill": id}
     from it    {"ready"}    {"id", "pid"} or {"id", "error"}    {"id", "code"}
@@ -35,6 +35,9 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LENGTH = struct.Struct("<I")
+# The C library, opened once for all programs.
+LIBC = ctypes.CDLL(None)
+WARM_UP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm_up.py")
 # A program's environment names it by this, and what it starts inherits that.
 MARK = "PROGRAM_ATTEMPT"
 # So often children that start children are looked for again.
@@ -268,7 +271,7 @@ def close_all(files: list[int]) -> None:
 def prctl(option: int, value: int) -> None:
     """Sets an option of this process, on Linux."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
+        LIBC.prctl(option, value)
 
 
 def main() -> None:
@@ -283,6 +286,8 @@ def main() -> None:
         # A program that needs it says what is wrong.
         except Exception as error:
             print(f"agent.preload: {name}: {error!r}", file=sys.stderr)
+    if len(sys.argv) > 2:
+        runpy.run_path(WARM_UP)["warm_up"]()
     gc.collect()
     # What is loaded stays shared with the programs.
     gc.freeze()

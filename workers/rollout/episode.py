@@ -186,12 +186,12 @@ class Episode:
         return [turn.anchor for turn in self.turns]
 
     def add_reward(self, reward: float) -> None:
-        """Adds a reward on the last token that the policy sampled; drops it where there is none."""
-        for row in reversed(self.rows):
-            if row.spans:
-                last = row.spans[-1].end - 1
-                row.reward_at[last] = row.reward_at.get(last, 0.0) + reward
-                return
+        """Adds a reward on the last token of the last turn; drops it where nothing was sampled."""
+        sampled = [row for row in self.rows if row.spans]
+        if sampled:
+            row = max(sampled, key=lambda row: row.spans[-1].turn)
+            last = row.spans[-1].end - 1
+            row.reward_at[last] = row.reward_at.get(last, 0.0) + reward
 
     def clear_rewards(self) -> None:
         """Takes all rewards away."""

@@ -31,6 +31,7 @@ import torch.distributed as dist
 from data.play_counts import PLAYED
 from data.protocol import DataProto
 from data.turn_tokens import Tools, TurnTokens
+from data.warn_once import warn_once
 from data.watchdog import WATCHDOG, beat
 from workers.environments.reply import Heard, Pool
 from workers.ranks.process_groups import from_leader, is_leader
@@ -53,6 +54,12 @@ WAIT_S = 1.0
 # An engine that runs whole batches (`completes_batches`) is given what there is once no reply has
 # come for so many seconds.
 LULL_S = 0.005
+# What is said once of a program whose requests come at the same time.
+NOT_ONE_BY_ONE = (
+    "trainer.deterministic=true: a program makes requests at the same time; which of them are "
+    "sampled together depends on when they come, so that the last digits of log-probs may differ "
+    "between runs"
+)
 # What `max_refills` plays again.
 RESTARTED = ("env_crash", "engine_error")
 
@@ -279,6 +286,8 @@ class TurnLoop:
             return Ended("engine_error", f"{type(error).__name__}: {error}")
         self.sampling[request_id] = (key, request.number)
         self.running[key].sampled += 1
+        if self.lockstep and self.running[key].sampled > 1:
+            warn_once(__name__, NOT_ONE_BY_ONE)
         return None
 
     def _drop(self, key: int, number: int) -> None:

@@ -170,6 +170,31 @@ def test_programs_are_forked_from_what_was_preloaded_and_each_draws_for_itself(
     assert len(set(rewards)) == 3 and None not in rewards
 
 
+def test_a_preloaded_sdk_has_made_its_first_request(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, threading, ssl\n"
+        "before = set(sys.modules)\n"
+        "assert threading.active_count() == 1\n"
+        "import openai\n"
+        "with openai.OpenAI() as client, openai.OpenAI() as other:\n"
+        "    message = {'role': 'user', 'content': 'Hello'}\n"
+        "    for one in (client, other):\n"
+        "        one.chat.completions.create(model='m', messages=[message])\n"
+        "new = {name for name in set(sys.modules) - before if name.startswith('openai')}\n"
+        "assert not new, new\n"
+        "made = [ssl.create_default_context() for _ in range(3)]\n"
+        "assert len({id(context) for context in made}) == 3\n"
+        "assert ssl.create_default_context().verify_mode == ssl.CERT_REQUIRED\n"
+        "print(1.0)\n"
+    )
+    spec = ProgramSpec(command=(sys.executable, str(script)), preload=("openai",))
+    with pool_of(spec) as pool:
+        told = play(pool)
+    assert exit_of(told).reward == 1.0, exit_of(told).error
+    assert sum(isinstance(heard, Asked) for heard in told) == 2
+
+
 def test_a_command_that_does_not_start_is_a_crash() -> None:
     with pool_of(ProgramSpec(command=("/nowhere/at-all",))) as pool:
         exited = exit_of(play(pool))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -13,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from custom.tools.parsers import get_parser
 from tests.unit.programs.test_pool import YES
 from workers.programs import attempt, server
 from workers.programs.attempt import Deadlines
 from workers.programs.exchange import Answer, Asked, Exited, Gone
 from workers.programs.pool import ProgramPool
+from workers.programs.recall import Recall
 from workers.programs.spec import ProgramSpec
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hello"}]}).encode()
@@ -157,6 +160,33 @@ def test_a_refusal_is_told_in_the_protocols_own_form(
     assert response.status == status and words in response.read().decode()
 
 
+@pytest.mark.parametrize(
+    ("path", "choice", "words"),
+    [
+        (
+            "/v1/chat/completions",
+            {"type": "function", "function": {"name": "add"}},
+            '"code": "invalid_request_error"',
+        ),
+        ("/v1/responses", {"type": "function", "name": "add"}, '"code": "invalid_request_error"'),
+        ("/v1/messages", {"type": "tool", "name": "add"}, '"type": "error"'),
+    ],
+)
+def test_a_tool_that_is_to_be_called_by_name_is_refused(
+    served: Served, path: str, choice: Any, words: str
+) -> None:
+    content = {"messages": [{"role": "user", "content": "Hello"}], "input": "Hello"}
+    body = json.dumps(content | {"tool_choice": choice, "max_tokens": 5}).encode()
+    response = served.send(body, path=path).getresponse()
+    told = response.read().decode()
+    assert response.status == 400 and words in told and "the policy's own choice" in told
+    # Agents of some makers ask so for each turn.
+    body = json.dumps(content | {"tool_choice": "required"}).encode()
+    connection = served.send(body)
+    served.answer(served.heard(Asked))
+    assert text_of(connection) == "Yes."
+
+
 def test_a_refused_stream_has_the_status_of_its_refusal(served: Served) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": True})
     connection = served.send(body.encode())
@@ -205,6 +235,37 @@ def test_no_token_can_be_guessed_and_the_address_is_this_machine_alone(served: S
     assert len(served.base) > 30 and served.pool._server.host == "127.0.0.1"
     other = Served(served.pool, "/e/" + "x" * 32, served.port)
     assert other.send().getresponse().status == 401
+
+
+def test_a_program_that_waits_for_a_processor_is_given_its_time() -> None:
+    told: list[Any] = []
+    waited = [0.0]
+
+    async def work() -> Any:
+        made = attempt.Attempt(
+            key=0,
+            spec=ProgramSpec(),
+            seed=0,
+            task="{}",
+            token="t",
+            recall=Recall(get_parser("function")),
+            deadlines=Deadlines(step_s=0.2),
+            tell=lambda key, event: told.append(event),
+            kill=lambda: told.append("killed"),
+            waited=lambda: waited[0],
+        )
+        made.start_clock()
+        await asyncio.sleep(0.1)
+        # Half of a second it was ready to run, and did not.
+        waited[0] = 0.5
+        await asyncio.sleep(0.4)
+        assert not told
+        await asyncio.sleep(0.4)
+        return made
+
+    made = asyncio.run(work())
+    assert told == ["killed"] and "its own" in made.failure
+    assert 0.15 < made.used_s < 0.45
 
 
 def test_deadlines_run_while_nothing_is_sampled_and_stand_still_while_something_is() -> None:

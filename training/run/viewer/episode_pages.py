@@ -187,7 +187,7 @@ def describe_turn(turn: dict[str, Any]) -> dict[str, Any]:
     """Returns what a page shows of a turn."""
     kept = ("reward", "finish_reason", "done", "env_seconds", "tool_calls", "info", "anchor")
     facts = {name: turn[name] for name in kept if turn.get(name) not in (None, [], {}, "")}
-    shown = {
+    shown: dict[str, Any] = {
         "text": as_text(turn.get("text", "")),
         "observation": messages(turn.get("observation")),
         "facts": facts,

@@ -10,6 +10,7 @@ from workers.programs.protocols.protocol import (
     ProtocolError,
     function_tool,
     positive_count,
+    refuse_named_tool,
     sampling_of,
     server_sent_event,
     text_of,
@@ -28,6 +29,7 @@ def read(body: Json) -> AskedCompletion:
         messages.append({"role": "system", "content": text_of(body["system"])})
     for message in body["messages"]:
         messages += read_message(message)
+    refuse_named_tool(body.get("tool_choice"))
     choice = (body.get("tool_choice") or {}).get("type", "auto")
     thinking = (body.get("thinking") or {}).get("type")
     return AskedCompletion(

@@ -10,6 +10,7 @@ from workers.programs.protocols.protocol import (
     ProtocolError,
     openai_error,
     positive_count,
+    refuse_named_tool,
     refuse_unserved,
     sampling_of,
     server_sent_event,
@@ -37,6 +38,7 @@ def read(body: Json) -> AskedCompletion:
         )
     refuse_unserved(body, SERVED)
     choice = body.get("tool_choice")
+    refuse_named_tool(choice)
     ignored = [name for name in ("seed", "logit_bias") if body.get(name)]
     if choice not in (None, "auto", "none"):
         ignored.append("tool_choice")

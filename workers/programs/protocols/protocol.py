@@ -137,6 +137,15 @@ def openai_error(error: ProtocolError) -> Json:
     }
 
 
+def refuse_named_tool(choice: Any) -> None:
+    """Raises ProtocolError where a `tool_choice` names the tool that is to be called."""
+    if isinstance(choice, Mapping) and choice.get("type") not in ("auto", "none", "any"):
+        raise ProtocolError(
+            f"tool_choice={json.dumps(choice)} is not served here: what is sampled is the policy's "
+            "own choice; 'auto', 'none' and 'required' are, the last without effect"
+        )
+
+
 def server_sent_event(data: Json | str, kind: str | None = None) -> str:
     """Writes one event of a stream."""
     text = data if isinstance(data, str) else json.dumps(data)

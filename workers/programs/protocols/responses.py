@@ -11,6 +11,7 @@ from workers.programs.protocols.protocol import (
     function_tool,
     openai_error,
     positive_count,
+    refuse_named_tool,
     refuse_unserved,
     sampling_of,
     server_sent_event,
@@ -34,6 +35,7 @@ def read(body: Json) -> AskedCompletion:
     if text_format != "text":
         raise ProtocolError(f"text.format={text_format!r} is not served here; 'text' is")
     choice = body.get("tool_choice")
+    refuse_named_tool(choice)
     return AskedCompletion(
         messages=read_input(body),
         tools=[read_tool(tool) for tool in body.get("tools") or ()] or None,

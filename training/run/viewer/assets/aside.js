@@ -26,9 +26,11 @@
       viewer.el("h2", {}, "Program"),
       episode.program.map(([name, text]) => (text.includes("\n") || text.length > SHORT_TEXT
         ? viewer.el("details", { open: name === "errors" },
-          viewer.el("summary", {}, viewer.plainText(name)), viewer.el("pre", {}, viewer.visible(text)))
-        : viewer.el("p", {}, `${viewer.plainText(name)}: `, viewer.visible(text)))));
+          viewer.el("summary", {}, nameOf(name)), viewer.el("pre", {}, viewer.visible(text)))
+        : viewer.el("p", {}, `${nameOf(name)}: `, viewer.visible(text)))));
   };
+
+  const nameOf = (name) => viewer.plainText(name).replaceAll("_", " ");
 
   // Rows: each under the one that it begins with.
   viewer.treeView = function (episode, chosen, choose) {
@@ -58,9 +60,9 @@
     const sampled = row.columns.sampled.reduce((sum, one) => sum + (one > 0), 0);
     const begins = row.parent ? `, begins with ${row.parent.tokens} tokens of row ${row.parent.row}`
       : "";
-    const what = turns.length
-      ? `turn${turns.length > 1 ? "s" : ""} ${turns[0]}${turns.length > 1 ? `–${turns.at(-1)}` : ""}`
-      : "no turn";
+    const isWhole = turns.at(-1) - turns[0] === turns.length - 1;
+    const listed = isWhole && turns.length > 1 ? `${turns[0]}–${turns.at(-1)}` : turns.join(", ");
+    const what = turns.length ? `turn${turns.length > 1 ? "s" : ""} ${listed}` : "no turn";
     const text = `row ${number}: ${what}, ${row.columns.prompt_ids.length} + `
       + `${row.columns.response_ids.length} tokens, ${sampled} sampled${begins}`;
     return viewer.el("button", { type: "button", class: "node", "aria-pressed": String(isChosen),
