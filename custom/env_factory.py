@@ -29,12 +29,14 @@ class Library:
         own_process: its environments live in processes of their own unless the config says
             otherwise: they execute the policy's text, draw from global generators, or hang.
         network: those processes keep the network.
+        module: what is imported of it; None: the module that is named like the library.
     """
 
     package: str
     adapter: str
     own_process: bool = True
     network: bool = False
+    module: str | None = None
 
 
 LIBRARIES = {
@@ -42,6 +44,10 @@ LIBRARIES = {
     "reasoning_gym": Library("reasoning-gym", "ReasoningGymEnvironment"),
     "textarena": Library("textarena", "TextArenaEnvironment"),
     "textworld": Library("textworld", "TextWorldEnvironment"),
+    # Its server has the library; only a WebSocket is needed here.
+    "openenv": Library(
+        "'websockets>=15'", "OpenEnvEnvironment", own_process=False, module="websockets"
+    ),
     "verifiers": Library("'verifiers>=0.4'", "VerifiersEnvironment", network=True),
 }
 ENVIRONMENT_NAMES = ", ".join([f"{library}:…" for library in LIBRARIES] + ["PACKAGE.MODULE:CLASS"])
@@ -60,8 +66,8 @@ def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> An
 
     Args:
         source: "gymnasium:ID", "reasoning_gym:NAME", "textarena:ID", "textworld:NAME",
-            "verifiers:NAME", "package.module:Class", "/path/file.py:Class", a class, or a function
-            that returns an environment.
+            "openenv:URL", "verifiers:NAME", "package.module:Class", "/path/file.py:Class", a class,
+            or a function that returns an environment.
         kwargs: arguments by name; for a class that is built from a config alone, the fields of its
             `config_cls`.
     Raises:
@@ -86,7 +92,7 @@ def _make_of_library(library: str, source: str, kwargs: dict[str, Any]) -> Any:
     """Makes LIBRARY:ID by the library's adapter."""
     about = LIBRARIES[library]
     try:
-        importlib.import_module(library)
+        importlib.import_module(about.module or library)
         adapter = load_object(f"contrib.adapters.{library}:{about.adapter}", "environment")
     except ImportError as error:
         raise ValueError(

@@ -11,6 +11,7 @@ differently once the conversation goes on (Qwen3 drops thinking, Mistral moves t
 can be joined: the whole prompt, as the template now has it, starts a new row.
 """
 
+import bisect
 import logging
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -131,6 +132,43 @@ class TurnTokens:
     def conversation(self, messages: Messages, tools: Tools = None) -> Conversation:
         """Begins a conversation with these messages, which then grows by joins."""
         return Conversation(self, messages, tools)
+
+    # What a program's requests need, which are whole conversations (workers/programs).
+
+    def rendered(self, messages: Messages, tools: Tools = None) -> str:
+        """Returns the text of `prompt`, whose special tokens in contents are marked."""
+        return self._render(messages, tools)
+
+    def as_rendered(self, text: str) -> str:
+        """Returns a sampled turn's text as `rendered` has it: marked."""
+        return self.marked([_assistant(text)])[0]["content"]
+
+    def following(self, text: str, sampled_ids: Sequence[int]) -> list[int] | None:
+        """Returns the ids that follow a sampled turn, where `text` is rendered behind its text.
+
+        None where nothing follows, or where the text goes on inside of a turn that has ended.
+        """
+        if not text.strip():
+            return None
+        for rest in (text, text.lstrip()):
+            ids = self.encode(rest)
+            if _common_length(ids, self._end_ids):
+                return self.without_sampled_end(ids, list(sampled_ids))
+        # The stop token, or the newline that some templates have behind it.
+        has_ended = not self.eos_token_ids.isdisjoint(sampled_ids[-2:])
+        return None if has_ended else self.encode(text)
+
+    def length_up_to(self, sampled_ids: Sequence[int], stops: Sequence[str]) -> int:
+        """Counts the sampled ids up to the one that completes the first of the stop strings."""
+
+        def has_stop(length: int) -> bool:
+            text = self.text(sampled_ids[:length])
+            return any(stop in text for stop in stops)
+
+        if not stops or not has_stop(len(sampled_ids)):
+            return len(sampled_ids)
+        # A text that holds a stop string holds it ever after.
+        return bisect.bisect_left(range(len(sampled_ids)), True, key=has_stop)
 
     def check_template(
         self, *, tools: Tools = None, reply_roles: Sequence[Sequence[str]] = (("user",),)

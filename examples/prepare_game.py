@@ -23,7 +23,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from custom.agent import Agent, as_user_messages
+from custom.agent import Agent, AgentSpec, as_user_messages
 from custom.env_calls import call_method
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
@@ -124,6 +124,8 @@ def prepare(config: PPOConfig, games: int = GAMES, steps: int = STEPS) -> Path:
         return folder
     torch.manual_seed(0)
     [spec, *_] = agent_specs(config)
+    if not isinstance(spec, AgentSpec):
+        sys.exit("agent.command is a program, which plays by itself: name a game to prepare for")
     agent = spec.build()
     max_turn = spec.max_turn or config.agent.max_turn
     conversations = [play(agent, seed, max_turn) for seed in range(games)]

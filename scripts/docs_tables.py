@@ -36,6 +36,8 @@ NAMED_TYPES = {
     section_types.OutputPath: "path",
     section_types.ToolName: "name or path",
     section_types.Threshold: "number, or LOWER_UPPER",
+    section_types.Command: "text, or list of words",
+    section_types.ObjectName: "FILE.py:NAME",
 }
 SIGNS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 

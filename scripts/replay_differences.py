@@ -26,9 +26,15 @@ def compare(player: Player, episodes: Sequence[Recorded]) -> list[str]:
 
 
 def _compare_tokens(player: Player, episodes: Sequence[Recorded]) -> list[str]:
-    """Compares rows and texts with what the turn loop makes of the recorded answers."""
-    lines = []
-    for episode, rejoined in zip(episodes, player.rejoin(episodes), strict=True):
+    """Compares rows and texts with what the turn loop makes of the recorded answers.
+
+    The branches of a program are made again only by the program itself.
+    """
+    lines: list[str] = []
+    joined = [episode for episode in episodes if not has_branches(episode)]
+    if not joined:
+        return lines
+    for episode, rejoined in zip(joined, player.rejoin(joined), strict=True):
         lines += _lines_of(episode, token_differences(episode, rejoined))
     return lines
 
@@ -93,6 +99,9 @@ def play_differences(recorded: Recorded, played: Recorded) -> Iterator[str]:
 
     Rewards of rows are compared only where its answers are the same.
     """
+    if has_branches(recorded):
+        yield from branch_differences(recorded, played)
+        return
     answers = list(_answer_differences(recorded, played))
     yield from answers
     yield from ending_difference(recorded, played)
@@ -101,6 +110,34 @@ def play_differences(recorded: Recorded, played: Recorded) -> Iterator[str]:
     rows = zip(recorded["rows"], played["rows"], strict=False)
     for number, (old, new) in enumerate(rows):
         yield from first_difference(f"row {number}, rewards", old["rewards"], new["rewards"])
+
+
+def has_branches(episode: Recorded) -> bool:
+    """Returns whether a program had several conversations."""
+    return bool(episode.get("program")) and len(episode["rows"]) > 1
+
+
+def branch_differences(recorded: Recorded, played: Recorded) -> Iterator[str]:
+    """Names where a program had other conversations, in whichever order they came."""
+    yield from ending_difference(recorded, played)
+    missing = _rows_read(played)
+    for number, row in enumerate(_rows_read(recorded)):
+        if row in missing:
+            missing.remove(row)
+        else:
+            yield f"row {number} is not in the replay"
+    if missing:
+        yield f"{len(missing)} rows of the replay are not in the record"
+    paid = [sum(sum(row["rewards"]) for row in episode["rows"]) for episode in (recorded, played)]
+    yield from difference("rewards in all", *paid)
+
+
+def _rows_read(episode: Recorded) -> list[list[list[int]]]:
+    """Returns of each row what it reads as, and what of it was sampled."""
+    return [
+        [list(row[name]) for name in ("prompt_ids", "response_ids", "response_mask")]
+        for row in episode["rows"]
+    ]
 
 
 def _answer_differences(recorded: Recorded, played: Recorded) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,9 @@ from workers.rollout.turn_loop import Batch, TurnLoop
 class RecordedEngine(BaseRollout):
     """Answers each turn with the ids that were sampled in it, and aborts every further one.
 
-    The request of an episode is the number that it has among `episodes`, as text.
+    The request of an episode is the number that it has among `episodes`, as text. A program's has a
+    number of its own behind it: it may have several at once, and each is answered by what was
+    sampled behind the same ids.
     """
 
     def __init__(self, config: PPOConfig, model: ModelSpec, episodes: Sequence[Recorded]) -> None:
@@ -42,7 +44,9 @@ class RecordedEngine(BaseRollout):
             eos_token_ids=model.eos_token_ids,
             pad_token_id=model.pad_token_id,
         )
+        self.episodes = episodes
         self.turns = [sampled_turns(str(key), episode) for key, episode in enumerate(episodes)]
+        self.answered: set[tuple[int, int]] = set()
         self.pending: list[Completion] = []
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
@@ -50,7 +54,23 @@ class RecordedEngine(BaseRollout):
         aborted = Completion(
             request_id=request_id, token_ids=[], log_probs=[], finish_reason="abort"
         )
+        key, _, number = request_id.partition(".")
+        if number:
+            completion = self._sampled_behind(int(key), prompt_ids)
+            self.pending.append(replace(completion or aborted, request_id=request_id))
+            return
         self.pending.append(next(self.turns[int(request_id)], aborted))
+
+    def _sampled_behind(self, key: int, prompt_ids: list[int]) -> Completion | None:
+        """Returns the first turn that was sampled behind these ids and was not taken yet."""
+        episode = self.episodes[key]
+        for number, completion in enumerate(sampled_turns(str(key), episode)):
+            if (key, number) in self.answered:
+                continue
+            if _ids_before(episode, number) == prompt_ids:
+                self.answered.add((key, number))
+                return completion
+        return None
 
     def step(self) -> list[Completion]:
         """Returns the answers to all that was submitted."""
@@ -80,6 +100,15 @@ def sampled_turns(request_id: str, episode: Recorded) -> Iterator[Completion]:
             log_probs=log_probs,
             finish_reason=turn["finish_reason"],
         )
+
+
+def _ids_before(episode: Recorded, number: int) -> list[int]:
+    """Returns what stands before a turn in the row that it was sampled in."""
+    for row in episode["rows"]:
+        turn_ids = list(row["turn_ids"])
+        if number in turn_ids:
+            return [*row["prompt_ids"], *row["response_ids"][: turn_ids.index(number)]]
+    return []
 
 
 class RecordedEnvironments:

@@ -123,8 +123,9 @@ class MultiTurnInferenceEngine:
     ) -> None:
         """Plays an episode to its end by the turn loop, with a seed for each of its turns."""
 
-        def sampling_of_turn(episode: Episode) -> Sampling:
-            return replace(first_sampling, seed=first_sampling.seed + len(episode.turns))
+        def sampling_of_turn(episode: Episode, turn: int | None = None) -> Sampling:
+            number = len(episode.turns) if turn is None else turn
+            return replace(first_sampling, seed=first_sampling.seed + number)
 
         rollout = self.engine.rollout
         limits = TurnLimits(

@@ -15,7 +15,7 @@ from data.array_ops import row_blocks
 from data.protocol import FIELDS, DataProto
 from training import core_algos as algos
 from training.batch.dynamic_sampling import REWARD_INFO
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import EpisodeRows, group_keys
 from training.batch.masked_ops import at_least_float32, masked_whiten
 
 # Fields an estimator may read that not every batch has: turns and anchors are made up for prompts,
@@ -178,14 +178,15 @@ def _estimate(
     for name in list(columns):
         columns[name.removeprefix(REWARD_INFO)] = columns[name]
     everyone = np.full(len(episodes.first), "policy")
+    role = columns.get("role", columns.get("data_source", everyone))
     available = {
         **fields,
         **settings,
         "batch": fields,
         "non_tensor_batch": columns,
-        "index": columns["uid"],
+        "index": group_keys(data)[episodes.first],
         "episode_id": columns.get("episode_id", episodes.first),
-        "role": columns.get("role", columns.get("data_source", everyone)),
+        "role": columns.get("agent_role", role),
         "anchors": columns.get("anchors", [[str(uid)] for uid in columns["uid"]]),
     }
     advantages, returns = algos.call_adv_estimator(adv_estimator, **available)

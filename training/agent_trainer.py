@@ -22,6 +22,7 @@ from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
+from training.config.model_settings import model_settings
 from training.environment_trial import try_agents
 from training.episode_batches import add_row_columns, as_tasks, environment_rewards
 from training.ray_trainer import Collate, RayPPOTrainer
@@ -31,8 +32,9 @@ from training.run.data_position import Rows
 from training.run.metrics.episode_metrics import episode_metrics
 from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
-from workers.environments.pool import environment_name, environment_source
+from workers.environments.names import environment_name, environment_source
 from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs
+from workers.programs.spec import ProgramSpec
 from workers.rollout.episode_descriptions import describe_episodes
 
 # Of an episode metric's names, those that validation shows too begin with one of these.
@@ -65,13 +67,17 @@ class AgentTrainer(RayPPOTrainer):
         resource_pool_manager: ResourcePoolManager | None = None,
         agent_cls: type | None = None,
         *,
-        specs: Sequence[AgentSpec] | None = None,
+        specs: Sequence[AgentSpec | ProgramSpec] | None = None,
         **kwargs: Any,
     ) -> None:
         brings_agents = bool(specs or agent_cls)
         config = read_config(config, own_data=True, own_agents=brings_agents)
         config = anchored(config).with_correction
         self.specs = agent_specs(config, agent_cls) if specs is None else list(specs)
+        self.specs = [
+            replace(spec, models=model_settings(config)) if isinstance(spec, AgentSpec) else spec
+            for spec in self.specs
+        ]
         if not self.specs:
             raise ValueError(
                 "AgentTrainer has nothing to act in: set agent.environment, or give agent_cls or "
@@ -224,7 +230,7 @@ def validation_endings(episodes: Sequence[EpisodeFacts], names: Sequence[str]) -
     return metrics
 
 
-def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuite:
+def make_suite(config: PPOConfig, specs: Sequence[AgentSpec | ProgramSpec]) -> EnvironmentSuite:
     """Makes the suite of the config's environments, of `agent.suite`'s class where there is one."""
     names: list[str] = []
     for spec in specs:

@@ -9,13 +9,17 @@ from typing import Any
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from custom.models import install_models
+from custom.models.usage import USAGE
 from data.loading import load_extern_object
 from data.prompt_files import read_rows
 from data.rl_dataset import create_dataset
 from training.agent_trainer import AgentTrainer
 from training.config import DataConfig, ModelConfig, PPOConfig
 from training.config.loader import ConfigError, read_config
+from training.config.model_settings import model_settings
 from training.config.resources.user_code import load_custom_algorithm
+from training.model_trial import try_models
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction, load_reward_manager
 from training.reward_trial import try_reward
@@ -49,6 +53,8 @@ def build_trainer(
     config = read_config(config, own_data=own_data, own_agents=brings_agents)
     limit_caches()
     keep_heap()
+    install_models(model_settings(config))
+    try_models(config)
     if config.custom_algorithm:
         load_custom_algorithm(config.custom_algorithm)
     if tokenizer is None:
@@ -73,6 +79,8 @@ def build_trainer(
     trainer_class = AgentTrainer if acts else RayPPOTrainer
     trainer = trainer_class(config, tokenizer, **arguments)
     try_reward(trainer)
+    # What the trial asked of models is no step's.
+    USAGE.take()
     return trainer
 
 

@@ -19,14 +19,12 @@ from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import ATTEMPT
 from training.config import PPOConfig
 from training.config.loader import ConfigError
-from workers.environments.pool import (
-    CannotBuild,
-    EnvironmentPool,
-    environment_name,
-    environment_source,
-)
+from training.program_trial import try_programs
+from workers.environments.names import CannotBuild, environment_name, environment_source
+from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
 from workers.multi_turn_rollout import open_pool, reward_problems
+from workers.programs.spec import ProgramSpec
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ TOLERANCE = 1e-9
 
 def try_agents(
     config: PPOConfig,
-    specs: Sequence[AgentSpec],
+    specs: Sequence[AgentSpec | ProgramSpec],
     tokenizer: PreTrainedTokenizerBase,
     task: Task | None = None,
 ) -> None:
@@ -69,7 +67,15 @@ def try_agents(
         eos_token_ids=[tokenizer.eos_token_id],
     )
     problems: list[str] = []
-    with open_pool(config, specs) as pool:
+    agents = [spec for spec in specs if isinstance(spec, AgentSpec)]
+    programs = [spec for spec in specs if isinstance(spec, ProgramSpec)]
+    if programs:
+        problems += try_programs(config, programs, tokens, task)
+    if not agents:
+        if problems:
+            raise ConfigError(problems)
+        return
+    with open_pool(config, agents) as pool:
         try:
             schemas = pool.tool_schemas
         except CannotBuild as error:
@@ -77,7 +83,7 @@ def try_agents(
         trial = _EnvironmentTrial(config, pool, tokens, task)
         for index, tools in enumerate(schemas):
             tokens.check_template(tools=tools)
-            problems += trial.problems(index, specs, tools)
+            problems += trial.problems(index, agents, tools)
     if problems:
         raise ConfigError(problems)
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from custom.reward_managers.unscored import UNSCORED
 from data.protocol import DataProto
 from training.batch.dynamic_sampling import collect_varied_groups
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import EpisodeRows, group_keys
 from training.run.data_position import Rows
 
 if TYPE_CHECKING:
@@ -76,16 +77,26 @@ class StepGenerator:
             greedy_prompts = trainer.prompt_batch(rows, 1, first_group, step=step)
             greedy_prompts.meta_info["do_sample"] = False
             baseline_of_group = self._rewards_by_group(greedy_prompts)
-            batch.batch["reward_baselines"] = torch.tensor(
-                [baseline_of_group[uid] for uid in batch.non_tensor_batch["uid"]]
-            )  # (B,)
+            baselines = torch.tensor([baseline_of_group[key] for key in group_keys(batch)])  # (B,)
+            is_unscored = baselines.isnan()
+            if is_unscored.any() and self.config.agent.on_failure != "zero":
+                kept = (~is_unscored)[:, None]
+                batch.batch["response_mask"] = batch.batch["response_mask"] * kept
+            batch.batch["reward_baselines"] = baselines.nan_to_num(0.0)
         return batch
 
     def _rewards_by_group(self, prompts: DataProto) -> dict[str, float]:
-        """Answers prompts, of which each is a group, and returns their rewards by uid."""
+        """Answers prompts, of which each is a group, and returns their rewards by group.
+
+        The reward is NaN where a model beside the policy did not judge the answer.
+        """
         batch = self.trainer._generate_multi_turn_sequences(prompts)
-        scores, _ = self.trainer.score(batch, self.trainer.reward_fn)
+        scores, infos = self.trainer.score(batch, self.trainer.reward_fn)
         episodes = EpisodeRows(batch)
         rewards = episodes.join(scores).sum(dim=1).tolist()
-        uids = batch.non_tensor_batch["uid"][episodes.first]
-        return dict(zip(uids, rewards, strict=True))
+        if UNSCORED in infos:
+            for number, rows in enumerate(episodes.rows):
+                if any(infos[UNSCORED][row] for row in rows):
+                    rewards[number] = float("nan")
+        keys = group_keys(batch)[episodes.first]
+        return dict(zip(keys, rewards, strict=True))

@@ -16,6 +16,7 @@ ModeFunction = Callable[[Sequence[str], EndingSignals], int]
 MODES = {
     "--eval": "training.evaluation_command:evaluate_command",
     "--chat": "training.chat.command:chat_command",
+    "--serve": "training.serve:serve_command",
 }
 
 

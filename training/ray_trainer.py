@@ -56,6 +56,7 @@ from training.run.data_position import (
 )
 from training.run.episode_files import dump
 from training.run.episode_recorder import EpisodeRecorder
+from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.step_metrics import compute_step_metrics
 from training.run.progress import Progress
 from training.run.ray_cluster import ray_cluster
@@ -71,7 +72,13 @@ from training.run.roles import need_reward_model as need_reward_model
 from training.run.run_lock import run_lock
 from training.run.run_log import RunLog
 from training.run.signals import EndingSignals
-from training.run.step_source import GeneratedStep, OnDemandSource, PendingStep, StepSource
+from training.run.step_source import (
+    GeneratedStep,
+    OnDemandSource,
+    PendingStep,
+    StepSource,
+    warn_if_nothing_to_train,
+)
 from training.run.step_timer import StepTimer
 from training.run.worker_group_protocol import RolloutGroup
 from training.step_phases import StepPhases
@@ -249,7 +256,7 @@ class RayPPOTrainer:
                 log.add(metrics)
             if trainer.val_only:
                 return metrics
-            self._warn_if_nothing_to_train()
+            warn_if_nothing_to_train(self.global_steps, self.total_training_steps)
             last_step = self.total_training_steps
             self._end_step()
             with self.saver.ends_saves(lambda: None if self.in_step else self.snapshot):
@@ -419,6 +426,7 @@ class RayPPOTrainer:
             "training/epoch": self.position.epoch,
             **compute_step_metrics(batch, timer.seconds, self.config.trainer.all_ranks, special),
             **metrics_of_episodes(self.multi_turn_rollout, self.global_steps),
+            **take_model_metrics(self.config.agent.models, batch),
         }
 
     def _validates_now(self) -> bool:
@@ -426,14 +434,6 @@ class RayPPOTrainer:
         frequency = self.config.trainer.test_freq
         is_last = self.global_steps >= self.total_training_steps
         return is_last or (frequency > 0 and self.global_steps % frequency == 0)
-
-    def _warn_if_nothing_to_train(self) -> None:
-        if self.global_steps >= self.total_training_steps:
-            logger.warning(
-                f"nothing to train: the run is at step {self.global_steps} of "
-                f"{self.total_training_steps}; trainer.total_training_steps or total_epochs "
-                "extends it, trainer.resume_mode=disable starts it anew"
-            )
 
     # Checkpoints
 

@@ -9,13 +9,14 @@ by the config alone, never by the batch's numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from custom.reward_managers.unscored import UNSCORED
 from data.outcome_rewards import move_to_sampled_tokens
 from data.protocol import DUMMY_UID, DataProto
 from data.seeds import seed_for
@@ -29,6 +30,7 @@ from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
 from training.reward import RewardFunction, RewardInfos, compute_reward, compute_reward_async
 from training.rollout_correction import apply_correction
 from training.rollout_mismatch import measure_mismatch
+from training.run.abort_policy import UnscoredWatch
 from training.worker_groups import WorkerGroups
 from workers.model.token_record import UpdateRecord
 
@@ -63,6 +65,7 @@ class StepPhases:
         self.estimator_state: dict[str, Any] = {}
         # Rows of the run so far, which number those to come.
         self.rows_so_far = 0
+        self.unscored = UnscoredWatch(config.agent.max_failure_rate)
 
     def arrange(self, batch: DataProto) -> DataProto:
         """Orders the rows for the ranks; see `training.batch.rank_layout.arrange`."""
@@ -113,7 +116,15 @@ class StepPhases:
         return scores, infos
 
     def add_rewards(self, batch: DataProto, scores: Tensor, infos: RewardInfos) -> DataProto:
-        """Sets `token_level_scores` (B, R), and the reward function's further values as columns."""
+        """Sets `token_level_scores` (B, R), and the reward function's further values as columns.
+
+        Episodes that a model beside the policy did not judge are left out, unless
+        `agent.on_failure` is zero.
+        """
+        if UNSCORED in infos:
+            self._leave_out_unscored(batch, scores, infos[UNSCORED])
+        elif self.config.agent.models:
+            self.unscored.count(tried=len(batch), failed=0)
         if self.config.algorithm.rollout_correction.corrects:
             # Tokens that were left out since the batch was scored must not take their scores along.
             scores = move_to_sampled_tokens(scores, batch.batch["response_mask"])
@@ -121,6 +132,21 @@ class StepPhases:
         for name, values in infos.items():
             batch.non_tensor_batch[REWARD_INFO + name] = np.array(values, dtype=object)
         return batch
+
+    def _leave_out_unscored(
+        self, batch: DataProto, scores: Tensor, unscored: Sequence[bool | None]
+    ) -> None:
+        """Masks, in place, the rows of episodes that have a row without a score."""
+        episodes = EpisodeRows(batch).rows
+        missed = [rows for rows in episodes if any(unscored[row] for row in rows)]
+        self.unscored.count(tried=len(episodes), failed=len(missed))
+        if self.config.agent.on_failure == "zero":
+            return
+        left_out = [row for rows in missed for row in rows]
+        mask = batch.batch["response_mask"].clone()
+        mask[left_out] = 0
+        batch.batch["response_mask"] = mask
+        scores[left_out] = 0.0
 
     def apply_kl_penalty(self, batch: DataProto) -> Metrics:
         """Sets `token_level_rewards` (B, R): the scores, less the KL with `use_kl_in_reward`."""

@@ -10,6 +10,7 @@ import numpy as np
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.run.episode_files import dump, readable_rows
+from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.validation_metrics import (
     flatten_validation_metrics,
     process_validation_metrics,
@@ -68,7 +69,9 @@ def validate(trainer: Any) -> dict[str, float]:
     """
     if trainer.val_dataloader is None:
         return {}
-    return play_validation(trainer).metrics(trainer.seed)
+    metrics = play_validation(trainer).metrics(trainer.seed)
+    asked = take_model_metrics(trainer.config.agent.models)
+    return metrics | {f"val-aux/{name}": value for name, value in asked.items()}
 
 
 def play_validation(trainer: Any) -> ValidationSamples:

@@ -94,6 +94,10 @@ class HFRollout(BaseRollout):
                 done.append(request.completion())
         return done
 
+    def abort(self, request_id: str) -> None:
+        """Takes the request out of those that are pending."""
+        self.pending.pop(request_id, None)
+
     def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:
         """Copies the weights over the engine's own."""
         check_manifest(manifest, weight_manifest(self.module))

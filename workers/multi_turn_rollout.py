@@ -9,6 +9,7 @@ one row; an episode gives one row, or more where the model's chat template rewri
 Invariant: environments, conversations and tokens stay where the engine is.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,18 +19,25 @@ import torch
 import torch.distributed as dist
 
 from custom.agent import AgentSpec
-from custom.confine import Limits
 from custom.env import Task
 from custom.env_suite import EnvironmentSuite
+from custom.models.usage import USAGE
+from custom.tools.mcp_session import McpServer
 from data.array_ops import object_array
 from data.protocol import DataProto
 from data.seeds import step_info
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
-from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
+from training.config.model_settings import model_settings
+from training.config.schema.agent import OWN_PYTHON, PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.reward import CustomRewardFunctionConfig
-from workers.environments.pool import EnvironmentPool, environment_name
+from workers.agent_pools import AgentSpecs, open_mixed_pool, program_players
+from workers.agent_pools import open_pool as open_pool
+from workers.environments.names import environment_name
+from workers.environments.pool import EnvironmentPool
+from workers.programs.spec import ProgramSpec
+from workers.programs.with_verifiers.spec import verifiers_spec
 from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
@@ -39,8 +47,6 @@ from workers.rollout.failure_policy import apply_failure_policy
 from workers.rollout.row_records import row_records
 from workers.rollout.token_origins import TokenOrigins
 from workers.rollout.turn_loop import Batch, TurnLoop
-
-AgentSpecs = Sequence[AgentSpec]
 
 
 @dataclass(frozen=True)
@@ -88,16 +94,22 @@ class AgentRollout:
             eos_token_ids=engine.eos_token_ids,
         )
         self.origins = TokenOrigins(self.tokens)
-        self.pool = open_pool(config, specs) if is_leader(group) else None
+        self.pool = None
+        if is_leader(group):
+            self.pool = open_mixed_pool(config, specs, engine.max_model_len)
         schemas = self.pool.tool_schemas if self.pool is not None else None
         self.tools: Sequence[Tools] = from_leader(schemas, group)
+        players = program_players(specs)
         home = config.environment_home
+        # Threads cost little to have.
+        is_bounded = home.isolation != "thread" or bool(players)
         self.loop = TurnLoop(
             engine,
             tokens=self.tokens,
             environments=self.pool,
             tools=self.tools,
-            max_live=home.num_workers if home.isolation != "thread" else None,
+            programs=players,
+            max_live=home.num_workers if is_bounded else None,
             group=group,
         )
 
@@ -125,7 +137,7 @@ class AgentRollout:
         sampler = self.engine.sampler(described.meta_info)
         return Batch(episodes, sampler, [self.limits(spec) for spec in self.specs])
 
-    def limits(self, spec: AgentSpec) -> TurnLimits:
+    def limits(self, spec: AgentSpec | ProgramSpec) -> TurnLimits:
         """Returns what ends turns and episodes of this spec's agents."""
         agent = self.config.agent
         return TurnLimits(
@@ -144,7 +156,7 @@ class AgentRollout:
             What `build_batch` gives, `environment_rewards` (B, R), where episodes are recorded
             `token_origins` (B, R), the description's columns, `anchors`, `ending`, `episode_row`
             (number of the row in its episode) and `episode_facts` (a dict in each episode's first
-            row, None in others).
+            row, None in others); where programs play, those of `speaker_columns`.
         """
         facts, origins = self._apply_failure_policy(episodes)
         training_rows = list_training_rows(episodes)
@@ -168,6 +180,8 @@ class AgentRollout:
         columns["episode_facts"] = object_array(
             [facts[each.description] if each.number == 0 else None for each in training_rows]
         )
+        if any(isinstance(spec, ProgramSpec) for spec in self.specs):
+            columns |= speaker_columns(training_rows, columns["data_source"])
         return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
     def _apply_failure_policy(
@@ -211,6 +225,28 @@ def list_training_rows(episodes: Sequence[Episode]) -> list[TrainingRow]:
     return rows
 
 
+def speaker_columns(rows: Sequence[TrainingRow], sources: np.ndarray) -> dict[str, np.ndarray]:
+    """Makes the columns that tell apart the agents of an episode, where a program names them.
+
+    Args:
+        sources: (B,) what plays, by name.
+
+    Returns:
+        `agent_role`: SOURCE/AGENT, or the source where no agent is named; and
+        `agent_conversation`: AGENT/NAME, or ""; each (B,).
+    """
+    roles = []
+    conversations = []
+    for each, source in zip(rows, sources, strict=True):
+        speaker = each.row.speaker
+        roles.append(f"{source}/{speaker.agent}" if speaker.agent else str(source))
+        conversations.append(f"{speaker.agent}/{speaker.conversation}" if speaker.agent else "")
+    return {
+        "agent_role": object_array(roles),
+        "agent_conversation": object_array(conversations),
+    }
+
+
 def reward_matrix(rows: Sequence[Row], width: int) -> np.ndarray:
     """Returns the rewards of each row at their tokens: (B, width) float32."""
     rewards = np.zeros((len(rows), width), np.float32)
@@ -229,21 +265,7 @@ def origin_matrix(origins: Sequence[bytes], width: int) -> np.ndarray:
 # How agents and their environments are built.
 
 
-def open_pool(config: PPOConfig, specs: AgentSpecs) -> EnvironmentPool:
-    """Opens the environment pool that the config asks for."""
-    home = config.environment_home
-    return EnvironmentPool(
-        specs,
-        isolation=home.isolation,
-        num_workers=home.num_workers,
-        limits=Limits(network=home.network, memory_gb=home.memory_gb),
-        step_timeout_s=config.agent.step_timeout_s,
-        episode_timeout_s=config.agent.episode_timeout_s,
-        step_wall_timeout_s=config.agent.step_wall_timeout_s,
-    )
-
-
-def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentSpec]:
+def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentSpec | ProgramSpec]:
     """Returns how the config's agents are built, one spec an environment.
 
     `agent_cls` wins over `agent.cls`. ValueError where there is nothing to act in.
@@ -260,8 +282,11 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
     if config.plays_dataset_rows:
         # It scores rows, not trajectories.
         reward = CustomRewardFunctionConfig()
-    specs = []
+    specs: list[AgentSpec | ProgramSpec] = []
     for environment in config.environments:
+        if environment.is_program:
+            specs.append(program_spec(config, environment))
+            continue
         spec = AgentSpec(
             _source(environment),
             kwargs=environment.kwargs,
@@ -269,6 +294,9 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
             agent_name=agent.cls.name or "Agent",
             agent_cls=agent_cls,
             tools=agent.tools,
+            mcp_servers=tuple(
+                McpServer(name=name, **vars(server)) for name, server in agent.mcp_servers.items()
+            ),
             parser=agent.parser,
             include_state=agent.include_state,
             prompt_template=environment.prompt_template,
@@ -278,9 +306,37 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
             reward_kwargs=reward.reward_kwargs,
             max_turn=environment.max_turn,
             max_turn_tokens=environment.max_turn_tokens,
+            models=model_settings(config),
         )
         specs.append(spec)
     return specs
+
+
+def program_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
+    """Returns how a program is started and paid."""
+    agent = config.agent
+    reward = config.custom_reward_function
+    command = choice.command
+    if command and command[0] in OWN_PYTHON:
+        command = (sys.executable, *command[1:])
+    spec = ProgramSpec(
+        command=command,
+        function=choice.program,
+        preload=agent.preload,
+        reward=agent.program_reward,
+        parser=agent.parser,
+        request_timeout_s=agent.request_timeout_s,
+        client_sampling=agent.client_sampling,
+        memory_gb=config.program_memory_gb,
+        reward_path=reward.path,
+        reward_name=reward.name,
+        reward_kwargs=reward.reward_kwargs,
+        max_turn=choice.max_turn,
+        max_turn_tokens=choice.max_turn_tokens,
+    )
+    if choice.is_of_verifiers:
+        return verifiers_spec(config, choice, spec)
+    return spec
 
 
 def try_reward_functions(config: PPOConfig, specs: AgentSpecs) -> None:
@@ -290,6 +346,7 @@ def try_reward_functions(config: PPOConfig, specs: AgentSpecs) -> None:
         ConfigError: a function raises, returns no reward, or takes other arguments.
     """
     problems = []
+    specs = [spec for spec in specs if isinstance(spec, AgentSpec)]
     with open_pool(config, specs) as pool:
         for index in range(len(specs)):
             problems += reward_problems(pool, specs, index, config.data.run_seed)
@@ -307,6 +364,9 @@ def reward_problems(
     What else fails in the episode shows when it is played.
     """
     spec = specs[index]
+    # A program's is tried with it.
+    if isinstance(spec, ProgramSpec):
+        return []
     if spec.reward_fn is None and spec.reward_path is None:
         return []
     pool.trial(index, index, seed, episodes=1, max_turn=1, task=task)
@@ -360,7 +420,8 @@ class SyncMultiTurnRollout:
         self.batch: DataProto | None = None
         if specs is None:
             specs = agent_specs(cfg, agent_cls)
-            if any(spec.reward_fn or spec.reward_path for spec in specs):
+            pays = [spec for spec in specs if isinstance(spec, AgentSpec)]
+            if any(spec.reward_fn or spec.reward_path for spec in pays):
                 try_reward_functions(cfg, specs)
         names = [environment_name(spec.source) for spec in specs]
         self.suite = EnvironmentSuite(names, [1.0] * len(names))
@@ -400,6 +461,8 @@ class SyncMultiTurnRollout:
         self.batch = self.actor_rollout_wg.run_episodes(self.episodes)
         column = self.batch.non_tensor_batch["episode_facts"]
         facts = [entry for entry in column if entry is not None]
+        for episode in facts:
+            USAGE.add(episode["models"])
         info = self.episodes.meta_info
         if info.get("do_sample", True):
             key = (bool(info["validate"]), info["global_steps"])

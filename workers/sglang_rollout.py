@@ -291,6 +291,12 @@ class SGLangRollout(BaseRollout):
             finish_reason=read_finish_reason(reported, len(entries), request.max_tokens),
         )
 
+    def abort(self, request_id: str) -> None:
+        """Tells the server to end the request; what it then answers nobody reads."""
+        for request in self.running.values():
+            if request.request_id == request_id:
+                self.client.call("abort_request", rid=request.rid)
+
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Scores sequences as prompts, behind which a token is sampled that nobody reads."""
         scores = []

@@ -220,6 +220,12 @@ class vLLMRollout(BaseRollout):
             completions.append(_completion(output, max_tokens))
         return completions
 
+    def abort(self, request_id: str) -> None:
+        """Takes the request out of vLLM's queue, or from among those that run."""
+        if self.max_tokens_of.pop(request_id, None) is not None:
+            self.engine.abort_request([request_id])
+        self.done = [output for output in self.done if output.request_id != request_id]
+
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Scores sequences as prompts, behind which a token is sampled that nobody reads."""
         for i, ids in enumerate(sequences):

@@ -4,8 +4,10 @@ from typing import Any
 
 from custom.env import BadRewardFunction, RewardFunctionRaised
 from custom.env_calls import raised
+from custom.models import ModelError
 from custom.reward_managers.naive import NaiveRewardManager, Sample
 from custom.reward_managers.registry import register_reward_manager
+from custom.reward_managers.unscored import Unscored
 
 
 @register_reward_manager("batch")
@@ -36,6 +38,8 @@ class BatchRewardManager(NaiveRewardManager):
                 **self.reward_kwargs,
             )
             results = list(answer)
+        except ModelError as error:
+            return [Unscored(str(error))] * len(samples)
         except Exception as error:
             raise RewardFunctionRaised(
                 f"{self.score_name} failed with {raised(error, self.compute_score)} "

@@ -13,8 +13,10 @@ from custom.agent import reward_of
 from custom.env import Observation, StepResult, Trajectory
 from custom.env_calls import check_reward, reset_environment, step_environment
 from custom.env_factory import make_environment
+from custom.models import ModelError
 from custom.reward_managers.decoding import decode_prompt, decode_sampled, mask_of_responses
 from custom.reward_managers.registry import register_reward_manager
+from custom.reward_managers.unscored import UNSCORED, Unscored, warn_of_unscored
 from data.outcome_rewards import place_outcome_rewards
 from data.protocol import DataProto
 
@@ -43,6 +45,7 @@ class CustomRewardManager:
         self.tokenizer = tokenizer
         # Those that rows describe, by their descriptions as JSON.
         self.environments: dict[str, Any] = {}
+        self.results: list[float | Unscored] = []
 
     def extract_action(self, text: str) -> str:
         """Returns the action in a response; made to be overridden."""
@@ -51,9 +54,12 @@ class CustomRewardManager:
     def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
         """Returns rewards (batch, response_len) float32; (batch,) for responses that are texts.
 
-        With return_dict: {"reward_tensor": rewards, "reward_extra_info": {}}.
+        With return_dict: {"reward_tensor": rewards, "reward_extra_info": {}}; rows that a model
+        did not judge are marked there.
         """
         data.require("responses", by=type(self).__name__)
+        # Of this call, one entry a row that an environment scored.
+        self.results = []
         if "responses" in data.non_tensor_batch:
             rewards = self._score_texts(data, data.non_tensor_batch["responses"])
         elif "environment_rewards" in data.batch:
@@ -61,7 +67,10 @@ class CustomRewardManager:
         else:
             rewards = self._score_responses(data)
         if return_dict:
-            return {"reward_tensor": rewards, "reward_extra_info": {}}
+            infos: dict[str, list[bool]] = {}
+            if warn_of_unscored(self.results):
+                infos[UNSCORED] = [isinstance(result, Unscored) for result in self.results]
+            return {"reward_tensor": rewards, "reward_extra_info": infos}
         return rewards
 
     def _score_responses(self, data: DataProto) -> torch.Tensor:
@@ -76,7 +85,14 @@ class CustomRewardManager:
 
     def _score_texts(self, data: DataProto, texts: Iterable[str]) -> torch.Tensor:
         """Returns the rewards of the responses: (batch,)."""
-        return torch.tensor([self._score(data, row, text) for row, text in enumerate(texts)])
+        for row, text in enumerate(texts):
+            try:
+                self.results.append(self._score(data, row, text))
+            except ModelError as error:
+                self.results.append(Unscored(str(error)))
+        return torch.tensor(
+            [0.0 if isinstance(result, Unscored) else result for result in self.results]
+        )
 
     def _seed_of(self, data: DataProto, row: int) -> int:
         """Returns the row's seed; its number where no prompt is there that it may contradict."""

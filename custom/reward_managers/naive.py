@@ -3,7 +3,9 @@
     row's columns + decoded response -> Sample -> compute_score -> a number, or a dict with "score"
 
 Invariant: a row's score lies on its last sampled token, and a function that fails, or returns no
-number, is an error that names the row. The prime and batch managers change only `_score`.
+number, is an error that names the row; but where it is a model beside the policy that fails
+(ModelError), the row has no score, and is treated as `agent.on_failure` says. The prime and batch
+managers change only `_score`.
 """
 
 import inspect
@@ -21,8 +23,10 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.env import BadRewardFunction, RewardFunctionRaised
 from custom.env_calls import located, raised, shown
+from custom.models import ModelError
 from custom.reward_managers.decoding import decode_prompt, decode_sampled, mask_of_responses
 from custom.reward_managers.registry import register_reward_manager
+from custom.reward_managers.unscored import UNSCORED, Unscored, warn_of_unscored
 from custom.reward_score import default_compute_score
 from data.outcome_rewards import place_outcome_rewards
 from data.protocol import DataProto
@@ -125,6 +129,8 @@ class NaiveRewardManager:
             for result, sample in zip(results, samples, strict=True)
         ]
         infos = _extra_infos(results, scores)
+        if warn_of_unscored(results):
+            infos[UNSCORED] = [isinstance(result, Unscored) for result in results]
         response_mask = mask_of_responses(data.batch)
         if self.buffer is not None:
             overlong_rewards = self._overlong_rewards(response_mask.sum(-1).tolist())
@@ -178,6 +184,8 @@ class NaiveRewardManager:
                     extra_info=sample.extra_info,
                     **self.reward_kwargs,
                 )
+            except ModelError as error:
+                result = Unscored(str(error))
             except Exception as error:
                 raise RewardFunctionRaised(
                     f"{self.score_name} failed with {raised(error, self.compute_score)} "
@@ -225,6 +233,8 @@ def _name_of(function: Any) -> str:
 
 def _score_of(result: Any, sample: Sample, function: str) -> float:
     """Returns the number in what the scoring function returned; ValueError names the row."""
+    if isinstance(result, Unscored):
+        return 0.0
     if inspect.iscoroutine(result):
         result.close()
         raise BadRewardFunction(f"{function} is an `async def`; write `def`")

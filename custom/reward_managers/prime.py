@@ -16,10 +16,11 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from custom.confine import die_with_parent
 from custom.env import RewardFunctionRaised
+from custom.models import installed_models
+from custom.models.usage import USAGE
 from custom.reward_managers.naive import NaiveRewardManager, Sample
-from custom.reward_managers.prime_process import score_from_file
+from custom.reward_managers.prime_process import Scored, begin_process, score_from_file
 from custom.reward_managers.registry import register_reward_manager
 from data.watchdog import beat
 
@@ -55,7 +56,8 @@ class PrimeRewardManager(NaiveRewardManager):
             num_processes or os.cpu_count() or 1,
             # Fresh processes: a fork of this one would have its models' threads half.
             context=get_context("spawn"),
-            initializer=die_with_parent,
+            initializer=begin_process,
+            initargs=(installed_models(),),
         )
         # Starts the processes. Linux ends them with the thread that started them: let that be this
         # thread, and not one that scores a batch beside the passes and then ends.
@@ -70,7 +72,7 @@ class PrimeRewardManager(NaiveRewardManager):
             results.append(self._result_of(sample, future))
         return results
 
-    def _schedule(self, sample: Sample) -> Future[tuple[str, Any]]:
+    def _schedule(self, sample: Sample) -> Future[Scored]:
         arguments = {
             "data_source": sample.data_source,
             "solution_str": sample.solution_str,
@@ -84,10 +86,10 @@ class PrimeRewardManager(NaiveRewardManager):
             timeout=self.timeout_s,
         )
 
-    def _result_of(self, sample: Sample, future: Future[tuple[str, Any]]) -> Any:
+    def _result_of(self, sample: Sample, future: Future[Scored]) -> Any:
         """Waits for a row's result; 0 where its process hung or died."""
         try:
-            failure, result = future.result()
+            failure, result, usage = future.result()
         except (TimeoutError, ProcessExpired) as error:
             # As text: a record that held the error would hold this manager by its traceback.
             problem = repr(error)
@@ -95,6 +97,7 @@ class PrimeRewardManager(NaiveRewardManager):
                 "%s scores 0: %s within %g s", sample.describe(), problem, self.timeout_s
             )
             return 0.0
+        USAGE.add(usage)
         if failure:
             what, _, trace = failure.partition("\n")
             raise RewardFunctionRaised(

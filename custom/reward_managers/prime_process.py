@@ -5,20 +5,47 @@ Invariant: nothing here imports torch, as each of the processes would.
 
 import pickle
 import traceback
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from custom.confine import die_with_parent
+from custom.models import ModelError, ModelSettings, install_models
+from custom.models.usage import USAGE, Counts
+from custom.reward_managers.unscored import Unscored
 from data.loading import load_extern_object
 
 
-def score_from_file(path: str, name: str, arguments: dict[str, Any]) -> tuple[str, Any]:
+class Scored(NamedTuple):
+    """Holds what came of a row.
+
+    Attributes:
+        failure: what the function raised, as text; empty where it returned.
+        result: what it returned.
+        usage: what it asked of models.
+    """
+
+    failure: str
+    result: Any
+    usage: Counts
+
+
+def begin_process(models: Mapping[str, ModelSettings]) -> None:
+    """Begins a process that scores rows: it ends with its parent, and may ask these models."""
+    die_with_parent()
+    install_models(models)
+
+
+def score_from_file(path: str, name: str, arguments: dict[str, Any]) -> Scored:
     """Calls the function `name` of a file on a row's arguments.
 
-    Returns ("", result), or what it raised, as text, and None: exceptions and results of any kind
-    may not travel between processes.
+    What it raises comes back as text: exceptions and results of any kind may not travel between
+    processes.
     """
     try:
         result = load_extern_object(path, name)(**arguments)
         pickle.dumps(result)
+    except ModelError as error:
+        return Scored("", Unscored(str(error)), USAGE.take())
     except BaseException as error:
-        return f"{error!r}\n{traceback.format_exc(limit=-3)}", None
-    return "", result
+        return Scored(f"{error!r}\n{traceback.format_exc(limit=-3)}", None, USAGE.take())
+    return Scored("", result, USAGE.take())

@@ -7,6 +7,7 @@
     calls, execution   a call, its record; arguments checked and a tool's code run
     registry, turns    single calls, and whole turns of them
     loading            from the names in `agent.tools` to a registry
+    mcp_tools          tools of MCP servers (mcp_session: a connection to one)
     verl_tools         tools written for verl (verl_schemas: the models of their schemas)
 
 Invariant: whatever a model writes and a tool does, the episode goes on with an observation; only

@@ -67,6 +67,9 @@ class Tool(ABC):
             task: the dataset's row that the episode plays, by column; empty without a dataset.
         """
 
+    def close(self) -> None:  # noqa: B027
+        """Frees what the tool holds, when its agent is closed; made to be overridden."""
+
     @abstractmethod
     def execute(self, *args: Any, **arguments: Any) -> Any:
         """Gets the arguments by name and returns the observation: text, or what JSON can show.

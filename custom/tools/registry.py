@@ -91,6 +91,11 @@ class ToolRegistry:
         for tool in self.tools.values():
             tool.begin_episode(task)
 
+    def close(self) -> None:
+        """Closes the tools."""
+        for tool in self.tools.values():
+            tool.close()
+
     def schemas(self) -> list[dict[str, Any]]:
         """Returns all tools as function schemas."""
         return [tool.definition.schema() for tool in self.tools.values()]

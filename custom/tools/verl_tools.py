@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from custom.env import Task
@@ -123,6 +122,8 @@ class VerlTool(Tool):
 
 def as_schema(tool_schema: Any) -> Any:
     """Makes a schema of a mapping; a schema, another library's too, and None stay as they are."""
+    from omegaconf import DictConfig, OmegaConf
+
     if isinstance(tool_schema, DictConfig):
         tool_schema = OmegaConf.to_container(tool_schema, resolve=True)
     if isinstance(tool_schema, Mapping):
@@ -138,7 +139,7 @@ def tools_kwargs_of(task: Task) -> Mapping[str, Any]:
 
 def read_tool_config(path: str) -> Iterator[Tool]:
     """Makes the tools that a file of verl's form describes."""
-    for entry in OmegaConf.load(path).tools:
+    for entry in _entries(path):
         tool = _make_tool(path, entry)
         if isinstance(tool, Tool):
             yield tool
@@ -152,9 +153,15 @@ def read_tool_config(path: str) -> Iterator[Tool]:
 
 def initialize_tools_from_config(tools_config_file: str) -> list[Any]:
     """Makes the tools that a file of verl's form describes, as their classes make them."""
-    return [
-        _make_tool(tools_config_file, entry) for entry in OmegaConf.load(tools_config_file).tools
-    ]
+    return [_make_tool(tools_config_file, entry) for entry in _entries(tools_config_file)]
+
+
+def _entries(path: str) -> Any:
+    """Reads the entries of a file of verl's form."""
+    # Parsers of tool calls are read where omegaconf is not (workers/programs/verifiers).
+    from omegaconf import OmegaConf
+
+    return OmegaConf.load(path).tools
 
 
 def _make_tool(path: str, entry: Any) -> Any:
@@ -199,4 +206,6 @@ def _can_be_found(module: str) -> bool:
 
 def _as_dict(entry: Any, key: str) -> Any:
     """Returns a section of an entry as plain Python; an empty dict where it is missing."""
+    from omegaconf import OmegaConf
+
     return OmegaConf.to_container(entry.get(key) or OmegaConf.create())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from scripts.browser import Browser
 from tests.e2e.test_agents import ROLLOUT, fit, game_config
+from tests.e2e.test_programs import running
 from tests.made_episodes import Made, make_run
 from tests.viewer_data import listed, make_viewer
 from tests.viewer_pages import open_viewer, show
@@ -39,6 +41,37 @@ def numbers_of_card(browser: Browser) -> dict[str, str]:
 
 def ids_in_list(browser: Browser) -> list[str]:
     return browser.run("return viewer.listed.rows.map((i) => viewer.table.ids[i])")
+
+
+BRANCHES = """
+import runpy, sys
+ask = runpy.run_path("examples/guess_program.py")["ask"]
+messages = [{"role": "user", "content": "guess"}]
+messages.append({"role": "assistant", "content": ask(messages)})
+for hint in ("higher", "lower"):
+    ask([*messages, {"role": "user", "content": hint}])
+print("told to nobody", file=sys.stderr)
+print(0.5)
+"""
+
+
+def test_a_programs_branches_are_a_tree_and_its_errors_are_shown(
+    tiny_game: Path, tmp_path: Path, browser: Browser
+) -> None:
+    (tmp_path / "branches.py").write_text(BRANCHES)
+    settings = running(f"{sys.executable} {tmp_path}/branches.py")
+    fit(game_config(tiny_game, tmp_path / "run", *settings, "trainer.total_training_steps=1"))
+    make_viewer(tmp_path / "run")
+    browser.open(page(tmp_path / "run", "#list"))
+    address = browser.run("return viewer.episodeAddress(0, {color: 'fate'})")
+    browser.open(page(tmp_path / "run", address))
+    browser.wait_for("return document.querySelector('.tree li li .node')")
+    text = browser.run("return document.querySelector('.tree li li .node').textContent")
+    assert text.startswith("row 1: turn 2, ") and "tokens of row 0" in text
+    text = browser.run("return document.querySelector('.program').textContent")
+    assert "exit code: 0" in text and "told to nobody" in text and "forks 1" in text
+    talk = browser.run("return document.querySelector('.talk').textContent")
+    assert talk.index("higher") < talk.index("goes on behind turn 0") < talk.index("lower")
 
 
 def test_a_tokens_card_shows_the_batch_that_was_trained_on(

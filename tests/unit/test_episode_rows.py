@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 from data.array_ops import object_array
 from data.protocol import DUMMY_UID, DataProto
 from training.advantage import compute_advantage
-from training.batch.episode_rows import EpisodeRows, observation_mask
+from training.batch.dynamic_sampling import varied_groups
+from training.batch.episode_rows import EpisodeRows, group_keys, observation_mask
 from training.config.estimator_needs import ESTIMATOR_NEEDS
 from training.core_algos import compute_gae_advantage_return
 
@@ -52,6 +53,24 @@ def batch_of(
     )
 
 
+def test_a_conversation_that_goes_on_after_its_helpers_stands_behind_them() -> None:
+    """Turns 0 and 3 are the main conversation's, 1 and 2 those of two helpers."""
+    batch = batch_of(
+        [
+            ("g", "e0", 0, [1.0, 2.0, 7.0, 8.0]),
+            ("g", "e0", 1, [3.0, 4.0, 0.0, 0.0]),
+            ("g", "e0", 2, [5.0, 6.0, 0.0, 0.0]),
+        ],
+        mask=[[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]],
+    )
+    turns = [[0, 0, 3, 3], [1, 1, -1, -1], [2, 2, -1, -1]]
+    batch.batch["turn_ids"] = torch.tensor(turns, dtype=torch.int16)
+    episodes = EpisodeRows(batch)
+    joined = episodes.join(batch.batch["token_level_rewards"])
+    assert joined.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    assert torch.equal(episodes.split(joined), batch.batch["token_level_rewards"])
+
+
 def test_rows_of_an_episode_stand_one_behind_the_other_in_their_order() -> None:
     batch = batch_of(
         [
@@ -71,6 +90,43 @@ def test_rows_of_an_episode_stand_one_behind_the_other_in_their_order() -> None:
         "a row's number: the first row's"
     )
     assert episodes.first.tolist() == [1, 2, 3]
+
+
+def two_agents(rewards: list[tuple[str, str, float]]) -> DataProto:
+    """Rows as (episode, agent, reward), one group."""
+    batch = batch_of([("g", episode, 0, [reward, 0.0]) for episode, _, reward in rewards])
+    names = [agent for _, agent, _ in rewards]
+    batch.non_tensor_batch["agent_role"] = object_array([f"env/{name}" for name in names])
+    batch.non_tensor_batch["agent_conversation"] = object_array([f"{name}/1" for name in names])
+    batch.non_tensor_batch["data_source"] = object_array(["env"] * len(names))
+    return batch
+
+
+def test_agents_of_an_episode_are_compared_with_their_like() -> None:
+    """Solvers earn 1 and 3, critics 10 and 14: each against its role's mean of two."""
+    batch = two_agents(
+        [("e0", "solver", 1.0), ("e0", "critic", 10.0), ("e1", "solver", 3.0), ("e1", "critic", 14)]
+    )
+    assert EpisodeRows(batch).rows == [[0], [1], [2], [3]]
+    assert EpisodeRows(batch).first_by_group == {"g": [0, 1, 2, 3]}
+    assert EpisodeRows(batch).first_by_role == {"g env/solver": [0, 2], "g env/critic": [1, 3]}
+    done = advantages(batch, "grpo", norm_adv_by_std_in_grpo=False)
+    assert done.batch["advantages"][:, 0].tolist() == [-1.0, -2.0, 1.0, 2.0]
+
+
+def test_a_group_is_kept_where_one_of_its_roles_differs() -> None:
+    """Critics always earn more than solvers, which alone is nothing to learn from."""
+    alike = [("e0", "solver", 1.0), ("e0", "critic", 2.0), ("e1", "solver", 1.0)]
+    for last, kept in ((2.0, []), (3.0, ["g"])):
+        batch = two_agents([*alike, ("e1", "critic", last)])
+        batch.batch["token_level_scores"] = batch.batch["token_level_rewards"]
+        assert varied_groups(batch, "seq_reward")[0] == kept
+
+
+def test_a_dummy_keeps_the_uid_that_tells_it_apart() -> None:
+    batch = two_agents([("e0", "solver", 1.0), ("e1", "solver", 2.0)])
+    padded = batch.select_or_dummies([0, 1, 2])
+    assert group_keys(padded).tolist() == ["g env/solver", "g env/solver", DUMMY_UID]
 
 
 def test_a_batch_of_one_row_each_is_left_as_it_is() -> None:

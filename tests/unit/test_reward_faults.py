@@ -13,7 +13,8 @@ from custom.agent import Agent, AgentSpec, reward_of
 from custom.env import BadRewardFunction, BaseEnvironment, Trajectory
 from custom.env_calls import located
 from custom.trial import play_trial
-from workers.environments.pool import CannotBuild, EnvironmentPool
+from workers.environments.names import CannotBuild
+from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
 from workers.rollout.episode import Episode, TurnLimits, play_episode
 

@@ -88,7 +88,8 @@ def test_rows_together_are_recorded_as_token_by_token() -> None:
     assert any(not row.spans for row in rows) and any(not row.ids for row in rows)
     records = list(row_records(rows))
     for record, row, of_row in zip(records, rows, origins, strict=True):
-        complete_rows([record], [row], [] if of_row is None else [of_row])
+        episode = Episode(group=0, sample=0, rows=[row])
+        complete_rows([record], episode, [] if of_row is None else [of_row])
         assert record.pop("parent") is None
     assert [as_lists(record) for record in records] == [
         expected(row, of_row) for row, of_row in zip(rows, origins, strict=True)

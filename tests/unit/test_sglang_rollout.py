@@ -86,6 +86,20 @@ def test_what_the_server_cuts_or_refuses_is_aborted_and_not_an_answer(spec, serv
     assert "is longer than the context (40 tokens)" in caplog.text
 
 
+def test_a_request_that_is_given_up_ends_and_the_others_go_on(spec, model, server) -> None:
+    rollout, prompt = asking(spec, server), encode(spec)[0]
+    model.hang = True
+    rollout.submit("given up", prompt, Sampling(max_tokens=3))
+    rollout.submit("goes on", prompt, Sampling(max_tokens=3))
+    rollout.abort("given up")
+    rollout.abort("never heard of")
+    model.hang = False
+    done = finished(rollout)
+    assert [done[name].finish_reason for name in ("given up", "goes on")] == ["abort", "length"]
+    assert not done["given up"].token_ids and len(done["goes on"].token_ids) == 3
+    assert verbs(model).count("abort_request") == 1
+
+
 def test_end_of_turn_tokens_stop_only_where_they_are_asked_for(spec, model, server) -> None:
     """SGLang's ignore_eos switches stop_token_ids off as well; without it the model's end stops."""
     rollout, prompt = asking(spec, server), encode(spec)[0]

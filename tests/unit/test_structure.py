@@ -22,6 +22,8 @@ ROOMS = (
     "custom.own_generators",
     "custom.env_calls",
     "custom.confine",
+    "custom.loop_thread",
+    "custom.models",
     "contrib.verifier_process",
     "custom.reward_score",
     "custom.env_factory",

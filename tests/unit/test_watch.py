@@ -136,7 +136,7 @@ def test_what_is_shown_is_the_oldest_episode_and_the_queue() -> None:
         key: RunningEpisode(None, episodes[key], batch, started_at)  # type: ignore[arg-type]
         for key, started_at in ((0, 1.0), (1, 0.5))
     }
-    loop.sampling, loop.stepping = {0}, {1}
+    loop.sampling, loop.stepping = {"0": (0, 0)}, {1}
     episodes[1].turns = [Turn(text="guess 5", finish_reason="stop", reply=StepReply(reward=0.5))]
     said = describe_unfinished(loop)
     assert "the engine's queue: 1 turns; tokens by episode: {0: 2}" in said

@@ -10,7 +10,7 @@ import numpy as np
 
 from data.names import unknown_name
 from data.protocol import DataProto
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import EpisodeRows, group_keys
 from training.batch.row_groups import rows_by_key
 from training.config import FilterGroupsConfig
 
@@ -83,19 +83,21 @@ def episodes_left_out(batch: DataProto, chosen: set[str], varied: set[str]) -> l
 def varied_groups(batch: DataProto, metric: str) -> tuple[list[str], int]:
     """Lists the uids of groups whose episodes differ in `metric`, and counts the other groups.
 
-    Masked episodes do not count.
+    Masked episodes do not count. Where a group has several roles, one that differs is enough.
     """
     episodes = EpisodeRows(batch)
     is_live = (episodes.lengths > 0).tolist()
     values = _values(batch, episodes, metric)
     uids = [str(uid) for uid in batch.non_tensor_batch["uid"][episodes.first]]
-    groups = rows_by_key(uids)
-    varied = []
-    for uid, members in groups.items():
+    keys = group_keys(batch)[episodes.first].tolist()
+    # One entry a uid, in the order in which they come.
+    varied: dict[str, bool] = dict.fromkeys(uids, False)
+    for members in rows_by_key(keys).values():
         different = {values[member] for member in members if is_live[member]}
         if len(different) > 1:
-            varied.append(uid)
-    return varied, len(groups) - len(varied)
+            varied[uids[members[0]]] = True
+    chosen = [uid for uid, does_vary in varied.items() if does_vary]
+    return chosen, len(varied) - len(chosen)
 
 
 def _values(batch: DataProto, episodes: EpisodeRows, metric: str) -> list[float]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.array_ops import row_sums
+from data.array_ops import object_array, row_sums
 from data.protocol import DUMMY_UID, DataProto
 from training.batch.masked_ops import sampled_sums
 from training.batch.row_groups import rows_by_key
@@ -38,8 +38,28 @@ def observation_mask(batch: DataProto) -> Tensor:
     return (attended & ~sampled & kept_rows[:, None]).to(torch.int8)
 
 
+def group_keys(batch: DataProto) -> np.ndarray:
+    """Names the group of each row, (B,) objects: of the same prompt, and in the same role."""
+    columns = batch.non_tensor_batch
+    uids = columns["uid"]
+    if "agent_role" not in columns:
+        return uids
+    keys = []
+    for uid, role in zip(uids, columns["agent_role"], strict=True):
+        keys.append(uid if uid == DUMMY_UID else f"{uid} {role}")
+    return object_array(keys)
+
+
+def uid_of(group_key: str) -> str:
+    """Returns the uid in one of `group_keys`."""
+    return group_key.partition(" ")[0]
+
+
 class EpisodeRows:
     """Groups a batch's rows (B) by `episode_id` into E episodes, in the order of their first rows.
+
+    Where several agents speak in an episode, each of their conversations counts as an episode of
+    its own here: it has a reward of its own.
 
     Where an episode has several rows, its line holds the sampled tokens of all of them, one behind
     the other, so that it is as long as its tokens are and not as its rows. With e for what was not
@@ -47,6 +67,9 @@ class EpisodeRows:
 
             rows       e0: [a a . .]   e1: [b b b .]   e0: [c c e c]
         episodes   e0: [a a c c c]   e1: [b b b . .]
+
+    They stand in the order of their turns: where a program's conversation goes on after those of
+    its helpers, so does its line.
 
     Attributes:
         rows: for each episode its row numbers, in the order of `episode_row`.
@@ -62,10 +85,13 @@ class EpisodeRows:
         self.real = real_rows(batch)
         ids = columns.get("episode_id", np.arange(size))
         order = columns.get("episode_row", np.zeros(size, dtype=np.int64))
+        conversations = columns.get("agent_conversation", np.full(size, ""))
         # The number of a dummy row is its key, as no id is an integer.
         keys = [
-            str(episode_id) if is_real else row
-            for row, (episode_id, is_real) in enumerate(zip(ids, self.real.tolist(), strict=True))
+            (str(episode_id), str(conversation)) if is_real else row
+            for row, (episode_id, conversation, is_real) in enumerate(
+                zip(ids, conversations, self.real.tolist(), strict=True)
+            )
         ]
         rows_of_episode = rows_by_key(keys).values()
         self.rows = sorted(sorted(rows, key=order.__getitem__) for rows in rows_of_episode)
@@ -85,10 +111,18 @@ class EpisodeRows:
         Raises:
             KeyError: the batch has no uids.
         """
+        return self._first_by(self._batch.non_tensor_batch["uid"])
+
+    @cached_property
+    def first_by_role(self) -> dict[str, list[int]]:
+        """Does as `first_by_group`, by `group_keys`: those that are compared with each other."""
+        return self._first_by(group_keys(self._batch))
+
+    def _first_by(self, names: np.ndarray) -> dict[str, list[int]]:
         first = self.first[self.real.numpy()[self.first]]
         rows = first.tolist()
-        groups = rows_by_key(map(str, self._batch.non_tensor_batch["uid"][first]))
-        return {uid: [rows[member] for member in members] for uid, members in groups.items()}
+        groups = rows_by_key(map(str, names[first]))
+        return {name: [rows[member] for member in members] for name, members in groups.items()}
 
     def can_join(self, tensor: Tensor, width: int) -> bool:
         """Checks whether `join` takes the tensor.
@@ -108,6 +142,11 @@ class EpisodeRows:
         positions, columns = mask.nonzero(as_tuple=True)
         token_rows = rows_in_order[positions]
         lines = self._episode_of_row[token_rows]
+        turn_ids = self._batch.batch.get("turn_ids")
+        if turn_ids is not None:
+            turns = turn_ids[token_rows, columns].long().clamp(min=0)
+            in_time = (lines * (int(turn_ids.max()) + 1) + turns).argsort(stable=True)
+            token_rows, columns, lines = token_rows[in_time], columns[in_time], lines[in_time]
         first_token_of_line = self.lengths.cumsum(0) - self.lengths
         place_in_line = torch.arange(len(token_rows)) - first_token_of_line[lines]
         return token_rows, columns, lines * self._width + place_in_line

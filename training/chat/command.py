@@ -43,7 +43,7 @@ from training.run.model_source import local_model, tokenizer_folder
 from training.run.named_model import CannotUse
 from training.run.recorded_config import record_config
 from training.run.signals import EndingSignals
-from workers.environments.pool import CannotBuild, environment_name
+from workers.environments.names import CannotBuild, environment_name
 from workers.model.builder import ModelSpec, find_device
 from workers.multi_turn_rollout import AgentRollout, agent_specs
 from workers.ranks import worker_process
@@ -97,8 +97,15 @@ class Chat:
 
     @property
     def specs(self) -> list[AgentSpec]:
-        """Returns how the agents are built, as the config says."""
-        return agent_specs(self.config)
+        """Returns how the agents are built, as the config says.
+
+        Raises:
+            ConfigError: one of them is a program, which plays by itself.
+        """
+        specs = [spec for spec in agent_specs(self.config) if isinstance(spec, AgentSpec)]
+        if len(specs) < len(self.config.environments):
+            raise ConfigError(["agent.command is a program: --serve MODEL lets it play by hand"])
+        return specs
 
 
 def chat_command(argv: Sequence[str], signals: EndingSignals) -> int:

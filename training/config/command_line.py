@@ -21,6 +21,7 @@ USAGE = """\
     --eval MODEL_OR_CHECKPOINT [--n 16] [--against OTHER] [--out FOLDER] [--pass-reward 1]
                  play and score the validation tasks, train nothing (docs/evaluation.md)
     --chat MODEL    play one episode with a person (--as environment, policy or watcher)
+    --serve MODEL   serve it to programs, without training, and show their rows (--port N)
     --debug      show the traceback of an error
     -h, --help   print every key with its documentation
 

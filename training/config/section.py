@@ -6,6 +6,7 @@ section's method `problems`. A section never changes once it is made.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import field
@@ -70,6 +71,22 @@ def _read_tool_name(name: str, info: ValidationInfo) -> str:
     return _read_input_path(name, info)
 
 
+def _read_object_name(name: str, info: ValidationInfo) -> str:
+    """Reads FILE.py:NAME, whose file is a path."""
+    path, colon, name_in_file = name.rpartition(":")
+    return _read_input_path(path, info) + colon + name_in_file
+
+
+def _split_command(command: Any) -> Any:
+    """Splits a command that is one text into its words, as a shell does."""
+    return tuple(shlex.split(command)) if isinstance(command, str) else command
+
+
+def _read_command(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    """Reads the words that name Python files as paths."""
+    return tuple(_read_input_path(word, info) if word.endswith(".py") else word for word in words)
+
+
 def _read_output_path(path: str, info: ValidationInfo) -> str:
     """Reads ~ and $NAME in a path that is written to; makes it absolute in an anchored config."""
     if not path or not info.context:
@@ -102,6 +119,10 @@ Betas = tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]]
 Threshold = Annotated[str, BeforeValidator(_read_threshold)]
 InputPath = Annotated[str, AfterValidator(_read_input_path)]
 ToolName = Annotated[str, AfterValidator(_read_tool_name)]
+# FILE.py:NAME.
+ObjectName = Annotated[str, AfterValidator(_read_object_name)]
+# The words of a command, or one text of them.
+Command = Annotated[tuple[str, ...], BeforeValidator(_split_command), AfterValidator(_read_command)]
 OutputPath = Annotated[str, AfterValidator(_read_output_path)]
 
 

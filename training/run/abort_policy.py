@@ -103,6 +103,30 @@ class FailureWatch:
         return f"environment {self.sources[number]}: {error}"
 
 
+class UnscoredWatch:
+    """Ends a run whose rows mostly have no score, as models beside the policy do not answer.
+
+    Args:
+        limit: share of the episodes of the last three batches that were scored.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._batches: deque[Attempts] = deque(maxlen=WATCHED_STEPS)
+
+    def count(self, *, tried: int, failed: int) -> None:
+        """Counts a batch's episodes; raises EnvironmentsFail."""
+        self._batches.append(Attempts(tried=tried, failed=failed))
+        all_tried = sum(batch.tried for batch in self._batches)
+        all_failed = sum(batch.failed for batch in self._batches)
+        if len(self._batches) == WATCHED_STEPS and all_failed > self.limit * all_tried:
+            raise EnvironmentsFail(
+                f"{all_failed} of {all_tried} answers of the last three batches have no score, "
+                f"above agent.max_failure_rate={self.limit:g}, as a model of agent.models does "
+                "not answer the reward function; the warnings above say why"
+            )
+
+
 def count_crashes(episode: EpisodeFacts) -> int:
     """Counts the attempts that crashed: all before the last one, and that if it crashed too."""
     if episode["ending"] == "env_crash":

@@ -32,14 +32,14 @@ what they mean: all of a run's, with their last values, or one.
     python -m training.run.metric_names outputs/quickstart/run
     python -m training.run.metric_names actor/ppo_kl
 
-Capital letters in a name stand for any text. Shares lie between 0 and 1. Checks of an update, time
-and memory: [metrics_checks.md](metrics_checks.md); engine against trainer, weight sync and alarms:
-[metrics_engine.md](metrics_engine.md). What to do about a number that looks wrong:
-[troubleshooting_runs.md](troubleshooting_runs.md). Metrics that a loss, a reward function or a
-trainer of your own adds are not listed.
+Capital letters in a name stand for any text. Shares lie between 0 and 1. Checks of an update, time,
+memory, models beside the policy: [metrics_checks.md](metrics_checks.md); engine against trainer,
+weight sync and alarms: [metrics_engine.md](metrics_engine.md). What to do about a number that looks
+wrong: [troubleshooting_runs.md](troubleshooting_runs.md). Metrics that a loss, a reward function or
+a trainer of your own adds are not listed.
 """,
     "metrics_checks.md": """\
-# What every metric means: checks of an update, time and memory
+# What every metric means: checks of an update, time, memory, models beside the policy
 
 The other metrics, and what capital letters stand for, are in [metrics.md](metrics.md). What one of
 them means, by a command:

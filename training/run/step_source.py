@@ -7,6 +7,7 @@ rows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Protocol
 
 from data.protocol import DataProto
 from training.run.data_position import DataPosition, Rows, RowStream
+
+logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
 # (rows, step) -> the generated batch, and generation's metrics.
@@ -124,3 +127,14 @@ class OnDemandSource:
 
     def shutdown(self) -> None:
         """Returns at once: there are no threads."""
+
+
+def warn_if_nothing_to_train(step: int, total_steps: int) -> None:
+    """Logs that a run is at its last step already, where it is."""
+    if step >= total_steps:
+        logger.warning(
+            "nothing to train: the run is at step %d of %d; trainer.total_training_steps or "
+            "total_epochs extends it, trainer.resume_mode=disable starts it anew",
+            step,
+            total_steps,
+        )

@@ -16,7 +16,7 @@ import torch
 
 from training.config import RolloutCorrectionConfig
 from training.rollout_correction import correct_as
-from workers.rollout.token_origins import ENVIRONMENT, OVER_LIMIT, SAMPLED, TEMPLATE
+from workers.rollout.token_origins import COPIED, ENVIRONMENT, OVER_LIMIT, SAMPLED, TEMPLATE
 
 
 class Fate(NamedTuple):
@@ -47,6 +47,7 @@ FATES = (
     Fate(15, "observed", "The environment wrote it; agent.observation_loss_coef has it learnt."),
     Fate(16, "surplus", "The step had enough groups that differ without its own."),
     Fate(17, "masked", "Its mask was set to 0 by code that this record does not know."),
+    Fate(18, "copied", "Its row begins with another one's tokens: it counts in that row alone."),
 )
 BY_NAME = {fate.name: fate for fate in FATES}
 
@@ -132,6 +133,7 @@ def _fates_outside(step: StepTokens) -> np.ndarray:
         (step.origins == OVER_LIMIT, "over_limit"),
         (step.origins == TEMPLATE, "template"),
         (step.origins == ENVIRONMENT, "environment"),
+        (step.origins == COPIED, "copied"),
         (step.turn_ids < 0, "masked_failure"),
         (step.is_stale[step.rows], "stale"),
         (np.full(len(step.rows), step.corrects), "rejected"),

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from data.loading import is_users_file
 from workers.environments.reply import Call, StepReply
@@ -14,6 +14,14 @@ from workers.environments.workers import EnvWorker
 
 # The episode's key, and the reply.
 Answer = tuple[Any, StepReply]
+
+
+class Answers(Protocol):
+    """Takes replies, from any thread; a queue is one."""
+
+    def put(self, answer: Answer, /) -> None:
+        """Takes one."""
+        ...
 
 
 @dataclass(eq=False)
@@ -55,7 +63,7 @@ class PendingCall:
     key: Hashable
     kind: Call
     args: tuple[Any, ...]
-    answers: SimpleQueue[Answer]
+    answers: Answers
     behind: "PendingCall | None" = None
     limit: float = math.inf
     begun_at: float = 0.0

@@ -26,28 +26,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from custom.agent import AgentSpec
 from custom.confine import Limits
 from custom.env import Task
 from custom.env_calls import Abandoned
+from custom.models.usage import USAGE
 from custom.trial import MAX_TRIAL_S
-from workers.environments.calls import Answer as Answer
-from workers.environments.calls import PendingCall, Slot, users_line
+from workers.environments.calls import Answer, Answers, PendingCall, Slot, users_line
 from workers.environments.fork_server import ForkServer
+from workers.environments.names import CannotBuild, environment_name
 from workers.environments.reply import Call, StepReply, WorkerLost, crashed, held_up, overdue
 from workers.environments.workers import Isolation, make_worker, pickled
 
-# The longest that closing an agent may take.
-MAX_CLOSE_S = 5.0
+MAX_CLOSE_S = 5.0  # the longest that closing an agent may take
 # The longest that making an agent may take, imports included; it is part of no episode.
 BUILD_TIMEOUT_S = 120.0
-# Seconds for which a reply is waited for at a time.
-POLL_S = 1.0
-# For one call within a trial, where calls have no deadline.
-MAX_TRIAL_STEP_S = 120.0
+POLL_S = 1.0  # for which a reply is waited for at a time
+MAX_TRIAL_STEP_S = 120.0  # for one call within a trial, where calls have no deadline
 # How long after its deadline a call is ended: what comes till then is judged by the time that it
 # took itself, which a busy pool, late to ask and late to read, does not lengthen.
 GRACE_S = 0.25
@@ -56,20 +54,11 @@ LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}
 # So many calls are at their very beginning, and a call is for so many seconds.
 PACED_CALLS = max(4, os.cpu_count() or 1)
 PACE_S = 0.002
-# The watch looks at least so often: a call so rarely has to wake it.
-LOOK_S = 10.0
-
-
-class CannotBuild(ValueError):
-    """Lists the environments that cannot be built, and why: one problem each."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+LOOK_S = 10.0  # the watch looks at least so often: a call so rarely has to wake it
 
 
 class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]):
-    """Runs agents built from `specs`.
+    """Runs agents built from `specs`, or other jobs that these build (`run`).
 
     Its owner's thread calls, and no call blocks but `poll`, `tool_schemas` and `shutdown`.
 
@@ -84,6 +73,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         step_wall_timeout_s: the longest that a call with a deadline may take by the wall's clock,
             if that is longer; None: for ever.
         limits: what a process of an environment's may have.
+        replies: where replies go; None: a queue of the pool's.
 
     Deadlines count the environment's own time (`TaskClock`): what it computes, and what it waits
     for; not the time for which a busy machine keeps it from running, but by `step_wall_timeout_s`.
@@ -94,7 +84,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
 
     def __init__(
         self,
-        specs: Sequence[AgentSpec],
+        specs: Sequence[Any],
         *,
         isolation: Isolation = "thread",
         num_workers: int | None = None,
@@ -102,6 +92,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         episode_timeout_s: float | None = None,
         step_wall_timeout_s: float | None = None,
         limits: Limits | None = None,
+        replies: SimpleQueue[Answer] | None = None,
     ) -> None:
         self.isolation = isolation
         self.num_workers = num_workers or sys.maxsize
@@ -109,12 +100,12 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self.episode_timeout_s = math.inf if episode_timeout_s is None else episode_timeout_s
         self.wall_timeout_s = math.inf if step_wall_timeout_s is None else step_wall_timeout_s
         self.close_timeout_s = min(MAX_CLOSE_S, self.step_timeout_s)
-        self._specs: list[AgentSpec] | list[bytes] = list(specs)
+        self._specs: list[Any] = list(specs)
         if isolation != "thread":
             self._specs = [pickled(spec) for spec in specs]
         self._names = [environment_name(spec.source) for spec in specs]
         self._fork_server = ForkServer((spec.environment for spec in specs), limits or Limits())
-        self._replies: SimpleQueue[Answer] = SimpleQueue()
+        self._replies: SimpleQueue[Answer] = SimpleQueue() if replies is None else replies
         # The slots whose threads live; nobody kills a worker whose thread has left them.
         self._slots: set[Slot] = set()
         self._leaving = threading.Lock()
@@ -194,6 +185,22 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         """Lets an agent play some episodes by itself (custom/agent.py); needs no `finish`."""
         self._begin_episode(key, spec_index, "trial", (seed, episodes, max_turn, task))
 
+    def run(
+        self, key: Hashable, spec_index: int, *args: Any, answers: Answers | None = None
+    ) -> None:
+        """Calls `run` of what a spec builds, which is a job and no agent; needs no `finish`.
+
+        `answers` gets the reply; None: `poll`.
+        """
+        self._begin_episode(key, spec_index, "run", args, answers)
+
+    def abandon(self, key: Hashable, reply: StepReply) -> None:
+        """Answers an episode's call with a failure, in the place of an agent that is given up."""
+        with self._lock:
+            slot = self._episodes.get(key)
+            if slot is not None and slot.call is not None and slot.call.key == key:
+                self._answer(slot.call, reply)
+
     def line_of(self, key: Hashable) -> str:
         """Returns FILE:LINE of the user's line that an episode's call is in; "" in processes."""
         slot = self._episodes.get(key)
@@ -259,7 +266,12 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self._fork_server.stop()
 
     def _begin_episode(
-        self, key: Hashable, spec_index: int, kind: Call, args: tuple[Any, ...]
+        self,
+        key: Hashable,
+        spec_index: int,
+        kind: Call,
+        args: tuple[Any, ...],
+        answers: Answers | None = None,
     ) -> None:
         """Takes a slot for a new episode, and submits its first call."""
         if self._closed:
@@ -271,17 +283,25 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             slot = self._new_slot(spec_index)
         slot.used_s = 0.0
         self._episodes[key] = slot
-        self._submit(slot, key, kind, args)
+        self._submit(slot, key, kind, args, answers)
 
-    def _submit(self, slot: Slot, key: Hashable, kind: Call, args: tuple[Any, ...]) -> None:
+    def _submit(
+        self,
+        slot: Slot,
+        key: Hashable,
+        kind: Call,
+        args: tuple[Any, ...],
+        answers: Answers | None = None,
+    ) -> None:
         """Lets a call begin when it is its turn, behind the making of its agent."""
-        call = PendingCall(slot, key, kind, args, self._replies)
+        answers = answers or self._replies
+        call = PendingCall(slot, key, kind, args, answers)
         with self._lock:
             if slot.built:
                 self._waiting.append(call)
             else:
                 spec = self._specs[slot.spec_index]
-                build = PendingCall(slot, key, "build", (spec,), self._replies, behind=call)
+                build = PendingCall(slot, key, "build", (spec,), answers, behind=call)
                 self._to_build.append(build)
             self._begin_calls()
 
@@ -349,7 +369,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             self._discard(slot)
         elif call.kind not in ("reset", "step"):
             self._free[slot.spec_index].append(slot)
-        if reply.failure or call.kind in ("finish", "trial"):
+        if reply.failure or call.kind in ("finish", "trial", "run"):
             self._episodes.pop(call.key, None)
         call.answers.put((call.key, reply))
 
@@ -361,7 +381,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         if kind == "trial":
             step_s = self.step_timeout_s if has_step_timeout else MAX_TRIAL_STEP_S
             return MAX_TRIAL_S + step_s
-        if kind == "finish":
+        if kind in ("finish", "run"):
             return self.step_timeout_s if has_step_timeout else self.episode_timeout_s
         left_of_episode = max(0.0, self.episode_timeout_s - slot.used_s)
         return min(self.step_timeout_s, left_of_episode)
@@ -471,25 +491,10 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             except WorkerLost as lost:
                 reply = crashed(str(lost), time.monotonic() - call.begun_at)
             if reply.seconds > call.limit:
-                reply = overdue(call.kind, reply.seconds)
+                reply = replace(overdue(call.kind, reply.seconds), usage=reply.usage)
             with self._lock:
                 if slot.call is call:
                     self._answer(call, reply)
-
-
-def environment_source(source: Any) -> str:
-    """Returns where an environment comes from, for errors: FILE.py:CLASS, or its name."""
-    return source if isinstance(source, str) else environment_name(source)
-
-
-def environment_name(source: Any) -> str:
-    """Returns what messages and metrics call an environment.
-
-    Such as textarena:GuessTheNumber-v0, or the name of a class, also of one that is in a file.
-    """
-    if not isinstance(source, str):
-        return getattr(source, "__name__", type(source).__name__)
-    module, _, _ = source.partition(":")
-    if module.endswith(".py"):
-        return source.rsplit(":", 1)[-1]
-    return source
+                else:
+                    # It was asked all the same: the next reply of this process has it.
+                    USAGE.add(reply.usage)

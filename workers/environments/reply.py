@@ -10,15 +10,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import TypeAdapter
 
 from custom.env import Message
 from custom.env_calls import MAX_ERROR_CHARS, check_observation, check_reward, describe
+from custom.models.usage import Counts, checked_counts
 from custom.trial import Trial
 
-Call = Literal["build", "trial", "reset", "step", "finish", "close"]
+Call = Literal["build", "trial", "reset", "step", "finish", "close", "run", "answer"]
 # reward_fault: a reward function failed, which ends the run.
 Failure = Literal["", "env_crash", "env_timeout", "reward_fault"]
 
@@ -55,6 +56,8 @@ class StepReply:
         trial: of a trial, what was seen.
         failure: the episode is over and its environment gone.
         error: why, in one line and the traceback's last ones.
+        usage: what the process asked of models since its last reply, by model; of calls that run
+            side by side in one process the first to end has it all.
         seconds: the call's own time, in which it computed or waited for something of its own; not
             that in which it waited for its turn, or for a processor.
     """
@@ -69,7 +72,29 @@ class StepReply:
     trial: Trial | None = None
     failure: Failure = ""
     error: str = ""
+    usage: Counts = field(default_factory=dict)
     seconds: float = 0.0
+
+    # Of an episode that replies once at a time.
+    order: ClassVar[str] = ""
+
+
+class Heard(Protocol):
+    """What a pool says of an episode: a StepReply, or what a program did (workers/programs).
+
+    `order` sorts what is said of one episode at the same time.
+    """
+
+    @property
+    def order(self) -> str: ...
+
+
+class Pool(Protocol):
+    """What the turn loop needs of a pool, beside the calls that an episode asks for by name."""
+
+    def poll(self, timeout: float) -> list[tuple[Any, Any]]:
+        """Returns what is new, by episode; waits for the first at most `timeout` seconds."""
+        ...
 
 
 REPLY = TypeAdapter(StepReply)
@@ -161,7 +186,12 @@ def read_reply(answer: bytes) -> StepReply:
         reply = REPLY.validate_json(answer)
         check_observation(reply.messages, "the reply", max_chars=sys.maxsize)
         check_reward(reply.reward or 0.0, "the reply")
-        return replace(reply, tool_calls=tool_calls(vars(reply)), info=numbers(reply.info))
+        return replace(
+            reply,
+            tool_calls=tool_calls(vars(reply)),
+            info=numbers(reply.info),
+            usage=checked_counts(reply.usage),
+        )
     # Whatever came is no reply.
     except (ValueError, RecursionError) as error:
         return crashed(

@@ -14,6 +14,7 @@ from typing import Any
 
 from custom.env import BadRewardFunction, Task
 from custom.env_calls import describe
+from custom.models.usage import USAGE
 from custom.trial import play_trial
 from workers.environments.clock import TaskClock
 from workers.environments.reply import Call, StepReply, crashed, numbers, tool_calls, write_reply
@@ -40,11 +41,10 @@ class EnvServer:
         try:
             reply: StepReply = getattr(self, kind)(*args)
         except BadRewardFunction as error:
-            seconds = self.clock.end()
-            return StepReply(failure="reward_fault", error=str(error), seconds=seconds)
+            reply = StepReply(failure="reward_fault", error=str(error))
         except BaseException as error:
-            return crashed(describe(error), self.clock.end())
-        return replace(reply, seconds=self.clock.end())
+            reply = crashed(describe(error))
+        return replace(reply, seconds=self.clock.end(), usage=USAGE.take())
 
     def answer(self, kind: Call, args: tuple[Any, ...]) -> bytes:
         """Runs one call and returns the reply as JSON."""
@@ -69,6 +69,11 @@ class EnvServer:
     def trial(self, seed: int, episodes: int, max_turn: int, task: Task | None = None) -> StepReply:
         """Plays a few episodes with random and useless answers; replies with what they paid."""
         return StepReply(trial=play_trial(self.agent, seed, episodes, max_turn, task))
+
+    def run(self, *arguments: Any) -> StepReply:
+        """Does a job that takes the place of an agent; replies with the reward that it returns."""
+        reward = self.agent.run(*arguments)
+        return StepReply(reward=None if reward is None else float(reward), done=True)
 
     def reset(self, seed: int, task: Task | None = None) -> StepReply:
         """Starts an episode; replies with its first messages."""

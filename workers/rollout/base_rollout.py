@@ -185,8 +185,8 @@ class BaseRollout(Engine):
         """
         sampling = self.sampling(meta_info, **overrides)
 
-        def sample_turn(episode: Episode) -> Sampling:
-            return replace(sampling, seed=turn_seed(meta_info, episode))
+        def sample_turn(episode: Episode, turn: int | None = None) -> Sampling:
+            return replace(sampling, seed=turn_seed(meta_info, episode, turn))
 
         return sample_turn
 
@@ -260,12 +260,14 @@ def start_episodes(prompts: DataProto) -> list[Episode]:
     return episodes
 
 
-def turn_seed(meta_info: dict[str, Any], episode: Episode) -> int:
-    """Returns sampling's seed of (run, step, group, sample, turn).
+def turn_seed(meta_info: dict[str, Any], episode: Episode, turn: int | None = None) -> int:
+    """Returns sampling's seed of (run, step, group, sample, turn); None: the episode's next turn.
 
     A restarted episode samples anew, and validation for itself.
     """
-    turn = len(episode.turns) + TURNS_PER_ATTEMPT * episode.attempt
+    if turn is None:
+        turn = len(episode.turns)
+    turn += TURNS_PER_ATTEMPT * episode.attempt
     sample = episode.sample
     if meta_info.get("validate"):
         sample = -1 - episode.sample

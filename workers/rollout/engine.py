@@ -2,6 +2,7 @@
 
     submit(request_id, prompt_ids, sampling)    queues one request
     step() -> completions                       advances what is queued; returns what finished
+    abort(request_id)                           gives one request up
     update_weights(weights, manifest)           replaces the weights
     sleep(), wake_up(part)                      lend the GPU memory to the trainer, and take it back
 
@@ -188,8 +189,11 @@ class Engine(ABC):
     def step(self) -> list[Completion]:
         """Advances the engine and returns what finished.
 
-        Every submitted request is returned exactly once.
+        Every submitted request is returned exactly once, but for those that were given up.
         """
+
+    def abort(self, request_id: str) -> None:  # noqa: B027  (optional hook)
+        """Gives a request up: it is sampled no further, and what comes of it nobody reads."""
 
     @abstractmethod
     def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:

@@ -26,15 +26,17 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from custom.env import BadRewardFunction, Message
+from custom.models.usage import Counts, add_counts
 from data.conversation import Conversation
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
 from workers.rollout.engine import Completion, Sampling, VersionSpan
+from workers.rollout.speaker import NOBODY, Speaker
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
 ENDINGS = ("done", "max_turns", "overflow", *FAILURES)
@@ -62,6 +64,7 @@ class Row:
             sampled.
         spans: what was sampled.
         reward_at: a reward by its position in the response.
+        speaker: whose turns they are.
     """
 
     prompt_ids: list[int]
@@ -69,6 +72,7 @@ class Row:
     log_probs: array[float] = field(default_factory=lambda: array("f"))
     spans: list[Span] = field(default_factory=list)
     reward_at: dict[int, float] = field(default_factory=dict)
+    speaker: Speaker = NOBODY
 
     @property
     def token_ids(self) -> list[int]:
@@ -97,12 +101,21 @@ class Row:
         self.ids.extend(token_ids)
         self.log_probs.extend(log_probs or [0.0] * len(token_ids))
 
+    def cut(self, length: int) -> None:
+        """Forgets the response behind so many tokens; no span may reach over the cut."""
+        del self.ids[length:]
+        del self.log_probs[length:]
+        self.spans = [span for span in self.spans if span.end <= length]
+        self.reward_at = {place: paid for place, paid in self.reward_at.items() if place < length}
+
 
 @dataclass(kw_only=True)
 class Turn:
     """Holds what the policy wrote in one turn, and the environment's reply, if it gave one.
 
-    `anchor` names the state in which the turn began, `tokens` counts what was sampled.
+    `anchor` names the state in which the turn began, `tokens` counts what was sampled. Of a program
+    (workers/programs) `asked` are the messages of its request, those that are new since turn
+    `behind`, or all where that is None.
     """
 
     text: str
@@ -110,6 +123,8 @@ class Turn:
     tokens: int = 0
     reply: StepReply | None = None
     anchor: str = ""
+    asked: list[Message] | None = None
+    behind: int | None = None
 
 
 class FailedAttempt(NamedTuple):
@@ -131,10 +146,12 @@ class Episode:
         rows: one, or more where the chat template rewrites history; the last one grows.
         messages: the whole conversation, of which `initial_messages` came from the reset.
         final_reward: what replaces the rewards of the turns, if the environment gave it.
+        program: of a program, its numbers and the last lines of its output, by name.
         attempt: counts restarts after a crash; `failed_attempts` holds what was played before it.
         ending: one of ENDINGS; of an answer to a prompt the engine's finish reason.
         error: why it failed; `first_error` is of the first attempt that did.
         env_seconds: the environment's own time.
+        models: what was asked of models beside the policy, in all attempts.
         seconds: wall time of the last attempt.
     """
 
@@ -148,12 +165,14 @@ class Episode:
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     final_reward: float | None = None
+    program: dict[str, Any] = field(default_factory=dict)
     attempt: int = 0
     failed_attempts: list[FailedAttempt] = field(default_factory=list)
     ending: str = ""
     error: str = ""
     first_error: str = ""
     env_seconds: float = 0.0
+    models: Counts = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -167,12 +186,12 @@ class Episode:
         return [turn.anchor for turn in self.turns]
 
     def add_reward(self, reward: float) -> None:
-        """Adds a reward on the last token that the policy sampled; drops it where there is none."""
-        for row in reversed(self.rows):
-            if row.spans:
-                last = row.spans[-1].end - 1
-                row.reward_at[last] = row.reward_at.get(last, 0.0) + reward
-                return
+        """Adds a reward on the last token of the last turn; drops it where nothing was sampled."""
+        sampled = [row for row in self.rows if row.spans]
+        if sampled:
+            row = max(sampled, key=lambda row: row.spans[-1].turn)
+            last = row.spans[-1].end - 1
+            row.reward_at[last] = row.reward_at.get(last, 0.0) + reward
 
     def clear_rewards(self) -> None:
         """Takes all rewards away."""
@@ -186,6 +205,7 @@ class Episode:
         self.initial_messages = []
         self.messages = []
         self.turns = []
+        self.program = {}
         self.ending = ""
         self.error = ""
         self.attempt += 1
@@ -212,10 +232,14 @@ class TurnLimits:
 
 
 class Sample(NamedTuple):
-    """Asks the engine to continue the ids; it is answered by a Completion, or raises Ended."""
+    """Asks the engine to continue the ids; it is answered by a Completion, or raises Ended.
+
+    `number` tells the turns apart that an episode has sampled at the same time.
+    """
 
     token_ids: list[int]
     sampling: Sampling
+    number: int = 0
 
 
 class Ask(NamedTuple):
@@ -225,10 +249,40 @@ class Ask(NamedTuple):
     args: tuple[Any, ...]
 
 
-Request = Sample | Ask
+class Several(NamedTuple):
+    """Makes the requests of an episode that may have several on their way.
+
+    First the turns in `dropped` are given up, by their numbers; then the pool is told what `asks`
+    say; then the turn `sample`, if any, is sampled. Whatever then comes for the episode, a
+    completion or what its environment says, resumes it.
+    """
+
+    asks: Sequence[Ask] = ()
+    sample: Sample | None = None
+    dropped: Sequence[int] = ()
+
+
+Request = Sample | Ask | Several
 Play = Generator[Request, Any, None]
-# Decides how an episode's next turn is sampled.
-Sampler = Callable[[Episode], Sampling]
+
+
+class Sampler(Protocol):
+    """Decides how an episode's next turn is sampled; `turn` seeds it, None: the number of turns."""
+
+    def __call__(self, episode: Episode, turn: int | None = None) -> Sampling: ...
+
+
+class Player(Protocol):
+    """Begins to play an episode, as `play_episode` does."""
+
+    def __call__(
+        self,
+        episode: Episode,
+        sampler: Sampler,
+        limits: TurnLimits,
+        tokens: TurnTokens | None,
+        tools: Sequence[Tools],
+    ) -> Play: ...
 
 
 class Ended(Exception):
@@ -338,6 +392,7 @@ def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepRepl
     """Makes the environment answer. Raises EnvironmentGone, or BadRewardFunction to end the run."""
     reply = yield Ask(kind, args)
     episode.env_seconds += reply.seconds
+    add_counts(episode.models, reply.usage)
     if reply.failure == "reward_fault":
         raise BadRewardFunction(reply.error)
     if reply.failure:

@@ -29,7 +29,9 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         turns, attempts, cut_turns: counts.
         env_seconds: the environment's own time; seconds: wall time.
         tool_calls: of all turns.
-        info: the environment's numbers; of a name that several turns give the last counts.
+        models: what was asked of models beside the policy, in all attempts.
+        info: the environment's numbers; of a name that several turns give the last counts. Of a
+            program what is counted of its requests, and its own metrics.
         sampled_tokens: of all turns.
         paid: what the environment gave in all, 0 where the episode failed; reward: the sum over the
             episode's rows, which it is to be but for `agent.overflow_reward`.
@@ -47,6 +49,9 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
     for reply in replies:
         tool_calls += reply.tool_calls
         info |= reply.info
+    for name, count in episode.program.get("counts", {}).items():
+        info[f"program_{name}"] = float(count)
+    info |= episode.program.get("metrics", {})
     first_messages = episode.initial_messages
     return {
         "observation": observation,
@@ -62,6 +67,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "env_seconds": episode.env_seconds,
         "seconds": episode.seconds,
         "tool_calls": tool_calls,
+        "models": episode.models,
         "info": info,
         "sampled_tokens": sum(turn.tokens for turn in episode.turns),
         "paid": reward_paid(episode),
@@ -100,13 +106,16 @@ def episode_record(
 ) -> dict[str, Any]:
     """Returns all of an episode: the conversation, the ids, and the rewards that it was paid.
 
+    Of a program also its exit code, and the ends of what it wrote.
+
     Args:
         rows: `row_records`, of which the episode's own come next.
         origins: of each row's tokens; empty: they are not told.
     """
     of_rows = list(islice(rows, len(episode.rows)))
-    complete_rows(of_rows, episode.rows, origins)
+    complete_rows(of_rows, episode, origins)
     return {
+        "program": episode.program,
         "attempt": episode.attempt,
         "task": episode.task,
         "initial_messages": episode.initial_messages,
@@ -147,6 +156,8 @@ def turn_record(turn: Turn) -> dict[str, Any]:
         "tool_calls": reply.tool_calls,
         "info": reply.info,
         "anchor": turn.anchor,
+        "asked": turn.asked,
+        "behind": turn.behind,
     }
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from data.packed_arrays import PackedArray, pack_parts, pack_typed
-from workers.rollout.episode import Row, Span
-from workers.rollout.token_origins import OVER_LIMIT, TEMPLATE, RowOrigins
+from workers.rollout.episode import Episode, Row, Span
+from workers.rollout.token_origins import OVER_LIMIT, TEMPLATE, RowOrigins, forked_from
 
 # Translates origins to 1 on what the template added, and 0.
 IS_TEMPLATE = bytes(int(origin in (TEMPLATE, OVER_LIMIT)) for origin in range(256))
@@ -69,21 +69,25 @@ def _pack_rows(
 
 
 def complete_rows(
-    records: Sequence[dict[str, Any]], rows: Sequence[Row], origins: Sequence[RowOrigins]
+    records: Sequence[dict[str, Any]], episode: Episode, origins: Sequence[RowOrigins]
 ) -> None:
     """Fills in what an episode's rows have of each other, and of their tokens' origins.
 
     Args:
-        records, rows: of one episode.
+        records: of the episode's rows.
         origins: of each row's tokens; empty: they are not told.
     """
     for record, of_row in zip(records, origins, strict=False):
         if of_row.is_told:
             is_template = array("b", of_row.origins.translate(IS_TEMPLATE))
             record["template_mask"] = pack_typed(is_template)
-    if len(rows) > 1:
-        for record, parent in zip(records, parents_of(rows), strict=True):
-            record["parent"] = parent
+    if len(records) == 1:
+        return
+    parents = parents_of(episode.rows)
+    if any(turn.asked is not None for turn in episode.turns):
+        parents = parents_in_program(episode, parents)
+    for record, parent in zip(records, parents, strict=True):
+        record["parent"] = parent
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,27 @@ def parents_of(rows: Sequence[Row]) -> list[dict[str, int] | None]:
         last = len(shared) - 1 - shared[::-1].index(longest) if longest else 0
         parents.append({"row": last, "tokens": longest} if longest else None)
     return parents
+
+
+def parents_in_program(
+    episode: Episode, parents: Sequence[dict[str, int] | None]
+) -> list[dict[str, int] | None]:
+    """Corrects the parents of a program's rows.
+
+    A fork's parent is the row that it was forked from. All conversations begin with a few tokens of
+    the template's, and helpers with the same system message: a row that was begun anew has a parent
+    only where it has all of that one's prompt, as where thinking was dropped.
+    """
+    corrected: list[dict[str, int] | None] = []
+    for row, parent in zip(episode.rows, parents, strict=True):
+        forked = forked_from(row, episode)
+        if forked is not None:
+            number, length = forked
+            parent = {"row": number, "tokens": len(row.prompt_ids) + length}
+        elif parent and parent["tokens"] < len(episode.rows[parent["row"]].prompt_ids):
+            parent = None
+        corrected.append(parent)
+    return corrected
 
 
 def common_length(first: np.ndarray, second: np.ndarray) -> int:

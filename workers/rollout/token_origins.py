@@ -5,9 +5,13 @@
 
 Between two sampled turns the chat template closes the one, writes the environment's messages and
 opens the next. A message's tokens are found by the ids that its text has alone; those at its edges
-may be joined with the template's, and are then the environment's. Invariant: a token that cannot be
-told is the environment's, and its row says so.
+may be joined with the template's, and are then the environment's. A row of a program that goes on
+from the middle of another one begins with that row's tokens, of the same origins; what was sampled
+there is copied here. Invariant: a token that cannot be told is the environment's, and its row says
+so.
 """
+
+from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
@@ -24,6 +28,10 @@ ENVIRONMENT = 2
 TEMPLATE = 3
 # The end of a turn that its limit cut: the policy did not sample it.
 OVER_LIMIT = 4
+# Sampled in the row that this one goes on from, and trained on there.
+COPIED = 5
+# Translates the origins of a row to those of the same tokens in a row that goes on from there.
+AS_COPIED = bytes(COPIED if origin == SAMPLED else origin for origin in range(256))
 
 SAMPLED_BYTE = bytes([SAMPLED])
 ENVIRONMENT_BYTE = bytes([ENVIRONMENT])
@@ -54,30 +62,84 @@ class TokenOrigins:
 
     def __init__(self, tokens: TurnTokens) -> None:
         self.tokens = tokens
-        self._of_gap = lru_cache(NUM_REMEMBERED)(self._find)
+        self._find_remembered = lru_cache(NUM_REMEMBERED)(self._find)
 
     def of_episode(self, episode: Episode) -> list[RowOrigins]:
         """Tells the origins of each of an episode's rows, before a failure policy masks them."""
-        return [self.of_row(row, episode.turns) for row in episode.rows]
+        told: list[RowOrigins] = []
+        for row in episode.rows:
+            beginning = self._beginning(row, told, episode)
+            told.append(self.of_row(row, episode.turns, beginning))
+        return told
 
-    def of_row(self, row: Row, turns: Sequence[Turn]) -> RowOrigins:
-        """Tells the origins of a row's tokens; `turns` are the episode's."""
+    def of_row(
+        self, row: Row, turns: Sequence[Turn], beginning: RowOrigins | None = None
+    ) -> RowOrigins:
+        """Tells the origins of a row's tokens.
+
+        Args:
+            turns: the episode's.
+            beginning: of the tokens before the first that was sampled.
+        """
         ids = row.ids
         spans = row.spans
-        # Where each span's gap ends.
+        # Where each span's gap ends, and which turn follows there.
         ends = [span.start for span in spans[1:]] + [len(ids)]
+        followers = [span.turn for span in spans[1:]] + [None]
         is_told = True
         pieces = [ENVIRONMENT_BYTE * (spans[0].start if spans else len(ids))]
-        for span, end in zip(spans, ends, strict=False):
+        if beginning is not None:
+            pieces = [beginning.origins]
+            is_told = beginning.is_told
+        for span, end, following in zip(spans, ends, followers, strict=False):
             pieces.append(SAMPLED_BYTE * (span.end - span.start))
             if end == span.end:
                 continue
-            found = self._of_gap(ids[span.end : end].tobytes(), *_said_after(turns, span.turn))
+            found = self._of_gap(ids[span.end : end], turns, span.turn, following)
             if found is None:
                 is_told = False
                 found = ENVIRONMENT_BYTE * (end - span.end)
             pieces.append(found)
         return RowOrigins(b"".join(pieces), is_told)
+
+    def _beginning(
+        self, row: Row, told: Sequence[RowOrigins], episode: Episode
+    ) -> RowOrigins | None:
+        """Tells the origins of a row's tokens before the first sampled one, where it is a fork.
+
+        Args:
+            told: of the rows before this one.
+        """
+        forked = forked_from(row, episode)
+        if forked is None:
+            return None
+        number, end = forked
+        copied = told[number].origins[:end].translate(AS_COPIED)
+        first = row.spans[0]
+        behind = episode.turns[first.turn].behind
+        assert behind is not None
+        found = self._of_gap(row.ids[end : first.start], episode.turns, behind, first.turn)
+        if found is None:
+            unknown = bytes([ENVIRONMENT]) * (first.start - end)
+            return RowOrigins(copied + unknown, is_told=False)
+        return RowOrigins(copied + found, told[number].is_told)
+
+    def _of_gap(
+        self, gap: array[int], turns: Sequence[Turn], before: int, following: int | None
+    ) -> bytes | None:
+        """Tells the origins of what stands between two sampled turns; None: it cannot be told.
+
+        Args:
+            before, following: the turns' numbers; the row may end with the gap.
+        """
+        texts, is_cut = _said_after(turns, before)
+        asked = None if following is None else turns[following].asked
+        if asked is not None:
+            if not asked:
+                # The program gave ids.
+                return None
+            texts = tuple(str(message["content"]) for message in asked)
+        return self._find_remembered(gap.tobytes(), texts, is_cut)
 
     def _find(self, gap: bytes, texts: tuple[str, ...], is_cut: bool) -> bytes | None:
         """Finds the texts of messages in the ids of a gap; None where one is not there."""
@@ -148,6 +210,23 @@ def _said_after(turns: Sequence[Turn], number: int) -> tuple[tuple[str, ...], bo
         return (), turn.finish_reason == "length"
     texts = tuple([str(message["content"]) for message in turn.reply.messages])
     return texts, turn.finish_reason == "length"
+
+
+def forked_from(row: Row, episode: Episode) -> tuple[int, int] | None:
+    """Returns the row that a program's row was forked from, and how much of its response it has.
+
+    None: the row begins with a prompt of its own.
+    """
+    if not row.spans or row.spans[0].start == 0:
+        return None
+    behind = episode.turns[row.spans[0].turn].behind
+    if behind is None:
+        return None
+    for number, earlier in enumerate(episode.rows):
+        ends = [span.end for span in earlier.spans if span.turn == behind]
+        if ends:
+            return number, max(ends)
+    return None
 
 
 def find_ids(ids: bytes, among: bytes, begin: int) -> int | None:

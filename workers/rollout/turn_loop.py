@@ -10,15 +10,20 @@ next are submitted, in a fixed order.
                              ^       --Ask-----> environments  ... poll ---------+
                              +------------------_resume--------------------------+
 
-Invariant: every request is answered exactly once, and on all ranks of a tensor-parallel group in
-the same order.
+An episode in an environment has one request on its way. A program (workers/programs), which plays
+by itself and asks for its turns, may have several turns sampled at the same time (`Several`), and
+may be heard at any time. Of every episode one thing holds: while none of its turns is sampled its
+environment is awaited.
+
+Invariant: every request that is not given up is answered exactly once, and on all ranks of a
+tensor-parallel group in the same order.
 """
 
 import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch.distributed as dist
@@ -26,9 +31,9 @@ import torch.distributed as dist
 from data.play_counts import PLAYED
 from data.protocol import DataProto
 from data.turn_tokens import Tools, TurnTokens
+from data.warn_once import warn_once
 from data.watchdog import WATCHDOG, beat
-from workers.environments.pool import EnvironmentPool
-from workers.environments.reply import StepReply
+from workers.environments.reply import Heard, Pool
 from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.engine import Completion, Engine, VersionSpan
 from workers.rollout.episode import (
@@ -36,6 +41,7 @@ from workers.rollout.episode import (
     Ended,
     Episode,
     Play,
+    Player,
     Request,
     Sample,
     Sampler,
@@ -48,6 +54,12 @@ WAIT_S = 1.0
 # An engine that runs whole batches (`completes_batches`) is given what there is once no reply has
 # come for so many seconds.
 LULL_S = 0.005
+# What is said once of a program whose requests come at the same time.
+NOT_ONE_BY_ONE = (
+    "trainer.deterministic=true: a program makes requests at the same time; which of them are "
+    "sampled together depends on when they come, so that the last digits of log-probs may differ "
+    "between runs"
+)
 # What `max_refills` plays again.
 RESTARTED = ("env_crash", "engine_error")
 
@@ -76,12 +88,18 @@ class Batch:
 
 @dataclass(eq=False, slots=True)
 class RunningEpisode:
-    """Holds an episode that was begun, and the coroutine that plays it."""
+    """Holds an episode that was begun, and the coroutine that plays it.
+
+    Attributes:
+        started_at: of time.perf_counter, in seconds.
+        sampled: how many of its turns are being sampled.
+    """
 
     play: Play
     episode: Episode
     batch: Batch
-    started_at: float  # of time.perf_counter, in seconds
+    started_at: float
+    sampled: int = 0
 
 
 @dataclass(eq=False)
@@ -94,6 +112,8 @@ class TurnLoop:
             answer.
         environments: None with `tokens` None, and on all ranks of a `group` but its leader.
         tools: per environment spec, its tools' schemas.
+        programs: how episodes are played of those specs that are programs; others are played by
+            `play_episode`.
         lockstep: all outstanding turns are awaited before the next are submitted, in a fixed order,
             and a batch begins when the one before it has ended, so that the same inputs give the
             same batches.
@@ -105,7 +125,9 @@ class TurnLoop:
         batches: those that have not ended, in the order in which they came.
         ended: those that have, and were not asked for yet.
         running: episodes that were begun, by their number.
-        sampling, stepping: the numbers of those that await the engine, or their environment.
+        sampling: which episode and which of its turns a request of the engine's is, by its id.
+        stepping: the numbers of those that await their environment.
+        listening: the numbers of those that are programs.
         numbers: of episodes; they count on.
         out_of_time: the time that `play` was given is over, as the leader says.
     """
@@ -113,16 +135,18 @@ class TurnLoop:
     engine: Engine
     _: KW_ONLY
     tokens: TurnTokens | None = None
-    environments: EnvironmentPool | None = None
+    environments: Pool | None = None
     tools: Sequence[Tools] = (None,)
+    programs: Mapping[int, Player] = field(default_factory=dict)
     lockstep: bool = False
     max_live: int | None = None
     group: dist.ProcessGroup | None = None
     batches: list[Batch] = field(default_factory=list, init=False)
     ended: list[Batch] = field(default_factory=list, init=False)
     running: dict[int, RunningEpisode] = field(default_factory=dict, init=False)
-    sampling: set[int] = field(default_factory=set, init=False)
+    sampling: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
     stepping: set[int] = field(default_factory=set, init=False)
+    listening: set[int] = field(default_factory=set, init=False)
     numbers: Iterator[int] = field(default_factory=itertools.count, init=False)
     out_of_time: bool = field(default=False, init=False)
 
@@ -181,7 +205,12 @@ class TurnLoop:
         for key, reply in self._replies(until):
             self._resume(key, reply)
         for completion in self._completions():
-            self._resume(int(completion.request_id), completion)
+            # Given up since, for what another completion brought about.
+            if completion.request_id not in self.sampling:
+                continue
+            key, _ = self.sampling.pop(completion.request_id)
+            self.running[key].sampled -= 1
+            self._resume(key, completion)
 
     def _admit(self) -> None:
         """Starts episodes while there is room for them, those of earlier batches first."""
@@ -198,34 +227,49 @@ class TurnLoop:
 
     def _start(self, key: int, episode: Episode, batch: Batch) -> None:
         started_at = time.perf_counter()
-        play = play_episode(
-            episode, batch.sampler, batch.limits[episode.spec], self.tokens, self.tools
-        )
+        player: Player = play_episode
+        if episode.spec in self.programs:
+            player = self.programs[episode.spec]
+            self.listening.add(key)
+        limits = batch.limits[episode.spec]
+        play = player(episode, batch.sampler, limits, self.tokens, self.tools)
         self.running[key] = RunningEpisode(play, episode, batch, started_at)
         self._resume(key, None)
 
-    def _resume(self, key: int, answer: StepReply | Completion | None) -> None:
-        """Gives an episode what it asked for, and begins what it asks for next."""
+    def _resume(self, key: int, answer: Heard | Completion | None) -> None:
+        """Gives an episode what came for it, and begins what it asks for next."""
         beat("a turn was sampled or answered")
         if isinstance(answer, Completion) and not answer.versions:
             sampled_now = VersionSpan(self.engine.version, 0, len(answer.token_ids))
             answer = replace(answer, versions=(sampled_now,))
         if isinstance(answer, Completion):
             self._count(answer)
-        self.sampling.discard(key)
+        running = self.running[key]
         self.stepping.discard(key)
-        play = self.running[key].play
         try:
-            request: Request = play.send(answer)
-            while isinstance(request, Sample):
-                refusal = self._submit(key, request)
-                if refusal is None:
-                    return
-                request = play.throw(refusal)
+            refusal = self._begin(key, running.play.send(answer))
+            while refusal is not None:
+                refusal = self._begin(key, running.play.throw(refusal))
         except StopIteration:
             self._end(key)
             return
-        self._ask_environment(key, request)
+        if not running.sampled:
+            self.stepping.add(key)
+
+    def _begin(self, key: int, request: Request) -> Ended | None:
+        """Begins what an episode asks for; returns how it ends where the engine refuses a turn."""
+        if isinstance(request, Sample):
+            return self._submit(key, request)
+        if isinstance(request, Ask):
+            self._ask_environment(key, request)
+            return None
+        for number in request.dropped:
+            self._drop(key, number)
+        for ask in request.asks:
+            self._ask_environment(key, ask)
+        if request.sample is not None:
+            return self._submit(key, request.sample)
+        return None
 
     def _count(self, turn: Completion) -> None:
         """Counts a turn's tokens, once in the engine's group, unless the engine has done it."""
@@ -234,17 +278,27 @@ class TurnLoop:
 
     def _submit(self, key: int, request: Sample) -> Ended | None:
         """Submits a turn; returns how its episode ends where the engine refuses it."""
+        request_id = request_name(key, request.number)
         try:
-            self.engine.submit(str(key), request.token_ids, request.sampling)
+            self.engine.submit(request_id, request.token_ids, request.sampling)
         # This request is refused; the engine goes on.
         except (ValueError, RuntimeError) as error:
             return Ended("engine_error", f"{type(error).__name__}: {error}")
-        self.sampling.add(key)
+        self.sampling[request_id] = (key, request.number)
+        self.running[key].sampled += 1
+        if self.lockstep and self.running[key].sampled > 1:
+            warn_once(__name__, NOT_ONE_BY_ONE)
         return None
 
+    def _drop(self, key: int, number: int) -> None:
+        """Gives a turn up that is being sampled."""
+        request_id = request_name(key, number)
+        if self.sampling.pop(request_id, None) is not None:
+            self.running[key].sampled -= 1
+            self.engine.abort(request_id)
+
     def _ask_environment(self, key: int, request: Ask) -> None:
-        """Begins a call of the pool, on the leader; every rank notes that it is awaited."""
-        self.stepping.add(key)
+        """Begins a call of the pool, on the leader."""
         if is_leader(self.group):
             call = getattr(self.environments, request.kind)
             call(key, *request.args)
@@ -253,28 +307,33 @@ class TurnLoop:
         """Advances the engine; in lockstep until all that is sampled is done."""
         if not self.sampling:
             return []
-        done = self.engine.step()
+        done = self._step_engine()
         if self.lockstep:
             while len(done) < len(self.sampling):
-                done += self.engine.step()
-            done = sorted(done, key=lambda completion: int(completion.request_id))
+                done += self._step_engine()
+            done = sorted(done, key=lambda completion: self.sampling[completion.request_id])
         return done
 
-    def _replies(self, until: float) -> list[tuple[int, StepReply]]:
+    def _step_engine(self) -> list[Completion]:
+        """Makes a step of the engine; returns what finished and was not given up."""
+        return [done for done in self.engine.step() if done.request_id in self.sampling]
+
+    def _replies(self, until: float) -> list[tuple[int, Heard]]:
         """Collects what the environments answered, and whether the time is over.
 
         The leader tells the other ranks of the group.
         """
-        if not self.stepping and until == math.inf:
+        awaited = self.stepping or self.listening
+        if not awaited and until == math.inf:
             return []
-        leaders: tuple[list[tuple[int, StepReply]], bool] | None = None
+        leaders: tuple[list[tuple[int, Heard]], bool] | None = None
         if is_leader(self.group):
-            replies = self._poll(until) if self.stepping else []
+            replies = self._poll(until) if awaited else []
             leaders = (replies, time.perf_counter() >= until)
         replies, self.out_of_time = from_leader(leaders, self.group)
         return replies
 
-    def _poll(self, until: float) -> list[tuple[int, StepReply]]:
+    def _poll(self, until: float) -> list[tuple[int, Heard]]:
         """Waits for replies where there is nothing else to do, in lockstep for all of them."""
         assert self.environments is not None
         wait_s = 0.0
@@ -282,20 +341,37 @@ class TurnLoop:
             wait_s = min(WAIT_S, max(until - time.perf_counter(), 0.0))
         replies = self.environments.poll(wait_s)
         if self.lockstep:
-            while len(replies) < len(self.stepping):
+            while not self._has_heard_all(replies):
                 replies += self.environments.poll(WAIT_S)
-            return sorted(replies, key=lambda reply: reply[0])
-        if self.engine.completes_batches:
-            while len(replies) < len(self.stepping):
-                later = self.environments.poll(LULL_S)
-                if not later:
-                    break
-                replies += later
+            if self.listening:
+                # What a program asks at the same time belongs to the same round.
+                replies += self._until_lull()
+            return sorted(replies, key=lambda reply: (reply[0], reply[1].order))
+        if self.engine.completes_batches and not self._has_heard_all(replies):
+            replies += self._until_lull(most=len(self.stepping) - len(replies))
+        return replies
+
+    def _has_heard_all(self, replies: Sequence[tuple[int, Heard]]) -> bool:
+        """Checks whether each episode that is awaited is among those that replied."""
+        if len(replies) < len(self.stepping):
+            return False
+        return not self.listening or self.stepping.issubset(key for key, _ in replies)
+
+    def _until_lull(self, most: float = math.inf) -> list[tuple[int, Heard]]:
+        """Returns what else is said, up to `most` replies, until nothing is for LULL_S seconds."""
+        assert self.environments is not None
+        replies: list[tuple[int, Heard]] = []
+        while len(replies) < most:
+            later = self.environments.poll(LULL_S)
+            if not later:
+                break
+            replies += later
         return replies
 
     def _end(self, key: int) -> None:
         """Ends an episode; one that crashed starts again, `max_refills` times at most."""
         running = self.running.pop(key)
+        self.listening.discard(key)
         episode = running.episode
         batch = running.batch
         episode.seconds = time.perf_counter() - running.started_at
@@ -313,12 +389,18 @@ class TurnLoop:
             self.ended.append(batch)
 
 
+def request_name(key: int, number: int) -> str:
+    """Names an episode's turn for the engine; the number is 0 where it has one at a time."""
+    return f"{key}.{number}" if number else str(key)
+
+
 def describe_unfinished(loop: TurnLoop) -> str:
     """Describes a loop that stands still: what waits for what, and the oldest episode's end."""
-    queue = {key: len(loop.running[key].episode.row.token_ids) for key in sorted(loop.sampling)}
+    keys = sorted({key for key, _ in loop.sampling.values()})
+    queue = {key: len(loop.running[key].episode.row.token_ids) for key in keys}
     waiting = sum(len(batch.waiting) for batch in loop.batches)
     lines = [
-        f"the engine's queue: {len(queue)} turns; tokens by episode: {queue}",
+        f"the engine's queue: {len(loop.sampling)} turns; tokens by episode: {queue}",
         f"with environments: episodes {sorted(loop.stepping)}",
         f"not begun: {waiting} episodes",
     ]

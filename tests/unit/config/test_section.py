@@ -17,7 +17,15 @@ from tests.conftest import PROJECT
 from tests.unit.config.helpers import ACTOR, load, problems_of
 from training.config import AgentConfig, EnvironmentChoice, PPOConfig
 from training.config.leaves import Leaf, anchored, build, field_docs, leaves
-from training.config.section import InputPath, OutputPath, Section, Threshold, ToolName
+from training.config.section import (
+    Command,
+    InputPath,
+    ObjectName,
+    OutputPath,
+    Section,
+    Threshold,
+    ToolName,
+)
 from training.config.values import as_text
 from workers.vllm_rollout_spmd import ALIKE
 
@@ -86,12 +94,12 @@ def around(bound: Any, step: float) -> tuple[list[Any], list[Any]]:
 
 
 # They change what is given, or find it.
-READ = (InputPath, OutputPath, ToolName, Threshold)
+READ = (InputPath, OutputPath, ToolName, ObjectName, Command, Threshold)
 BOUNDS = [
     (key, leaf, bound)
     for key, leaf in leaves(PPOConfig())
     for bound in sorted(bounds_of(leaf.kind), key=repr)
-    if bound not in [kind.__metadata__[0] for kind in READ]
+    if bound not in [reader for kind in READ for reader in kind.__metadata__]
 ]
 
 

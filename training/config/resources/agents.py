@@ -8,7 +8,9 @@ from typing import Any
 from custom.env_calls import located
 from custom.env_factory import ENVIRONMENT_NAMES, LIBRARIES, taker_of
 from data.loading import load_object
+from training.config.resources.programs import check_program
 from training.config.resources.user_code import loading_failure, unusable_object, value_errors
+from training.config.resources.verifiers import check_verifiers
 from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.ppo import PPOConfig
 
@@ -26,7 +28,11 @@ def check_agents(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
         return
     for number, environment in enumerate(config.environments):
         key = f"env_template[{number}]" if config.env_template else "agent.environment"
-        if not own_data or environment.name != PASSED_AS_OBJECT:
+        if environment.is_program and environment.is_of_verifiers:
+            yield from check_verifiers(key, environment, config)
+        elif environment.is_program:
+            yield from check_program(key if config.env_template else "agent", environment)
+        elif not own_data or environment.name != PASSED_AS_OBJECT:
             yield from _check_environment(key, environment)
     yield from _check_tools(config)
 
@@ -130,6 +136,10 @@ def _check_needs_no_arguments(key: str, make: Callable[..., Any]) -> Iterator[st
 def _check_tools(config: PPOConfig) -> Iterator[str]:
     """Requires that tools can be loaded, and that the python tool has walls around it."""
     tools = config.agent.tools
+    if config.agent.mcp_servers:
+        from custom.tools.mcp_session import require_mcp
+
+        yield from value_errors(require_mcp)
     if not tools:
         return
     from custom.tools import load_tools

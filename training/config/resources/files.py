@@ -129,10 +129,10 @@ def check_tasks(config: PPOConfig, own_data: bool) -> Iterator[str]:
             "data.train_files is missing: give a parquet, json or jsonl file, or a list of them; "
             "or something to act in, agent.environment.name"
         )
-    if not acts and config.agent.tools:
+    if not acts and (config.agent.tools or config.agent.mcp_servers):
         yield (
-            "agent.tools need an environment, agent.environment.name or .path, or rows to play, "
-            "data.train_files"
+            "agent.tools and agent.mcp_servers need an environment, agent.environment.name or "
+            ".path, or rows to play, data.train_files"
         )
     validates = config.data.val_files or (acts and config.agent.val_length)
     source = "agent.val_length" if acts else "data.val_files"

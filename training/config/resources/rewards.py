@@ -7,6 +7,7 @@ from typing import Any
 
 from custom.env_calls import located, takes_keyword
 from data.loading import load_extern_object
+from training.config.resources.programs import check_reward_of_programs
 from training.config.resources.user_code import (
     unknown_arguments,
     unusable_file,
@@ -112,7 +113,9 @@ def _check_reward_arguments(config: PPOConfig, own_data: bool) -> Iterator[str]:
         function_name = settings.name
     parameters = list(inspect.signature(function).parameters.values())
     if has_function:
-        if config.environments and not config.plays_dataset_rows:
+        if any(environment.is_program for environment in config.environments):
+            yield from check_reward_of_programs(function)
+        elif config.environments and not config.plays_dataset_rows:
             yield from _check_trajectory_function(config, function)
         elif not own_data:
             yield from _check_row_function(config, function)

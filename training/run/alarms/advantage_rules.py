@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from data.protocol import DataProto
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import EpisodeRows, uid_of
 from training.batch.masked_ops import sampled_sums
 from training.config import AlgorithmConfig
 from training.config.estimator_needs import BUILT_IN_ESTIMATORS, estimator_needs
@@ -41,7 +41,7 @@ def wrong_advantages(
         step: chooses the group whose tokens are gone through.
     """
     name = algorithm.adv_estimator
-    groups = list(episodes.first_by_group.items())
+    groups = list(episodes.first_by_role.items())
     if not groups:
         return
     if name in BY_TOKEN:
@@ -49,7 +49,7 @@ def wrong_advantages(
         rows_of = {rows[0]: rows for rows in episodes.rows}
         problem = _token_problem(batch, [rows_of[row] for row in first_rows], algorithm)
         if problem:
-            yield Finding("advantages_wrong", f"in group {uid} {problem}", Place(group=uid))
+            yield Finding("advantages_wrong", f"in group {uid} {problem}", Place(group=uid_of(uid)))
         return
     is_own = name not in BUILT_IN_ESTIMATORS and "index" in estimator_needs(name)
     if name in EXACT or name in ORDERED or is_own:
@@ -99,7 +99,7 @@ def _wrong_groups(
                     "advantages_wrong",
                     f"an episode of group {uid} has the advantage {found[worst]:.3g}; of scores "
                     f"{_listed(scores[members])} {name} makes {right[worst]:.3g}",
-                    Place(group=uid),
+                    Place(group=uid_of(uid)),
                 )
                 return
             spread = float((squares[members] - found**2).max())
@@ -107,7 +107,7 @@ def _wrong_groups(
                 yield Finding(
                     "advantages_wrong",
                     f"they vary within an episode of group {uid}, and {name} gives it one number",
-                    Place(group=uid),
+                    Place(group=uid_of(uid)),
                 )
                 return
         is_better = scores[members][:, None] > scores[members] + EPSILON

@@ -181,7 +181,8 @@ def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> I
     """
     compared = []
     seeds = batch.non_tensor_batch.get("env_seed")
-    if same_tasks:
+    # What an agent hears first may be another's answer.
+    if same_tasks and not has_several_agents(batch):
         compared.append(batch.batch["prompts"].numpy())
     if same_tasks and seeds is not None:
         compared.append(seeds)
@@ -206,15 +207,26 @@ def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> I
         )
 
 
+def has_several_agents(batch: DataProto) -> bool:
+    """Checks whether an environment's episodes have more agents than one."""
+    columns = batch.non_tensor_batch
+    if "agent_role" not in columns:
+        return False
+    return len(set(columns["agent_role"])) > len(set(columns["data_source"]))
+
+
 def uneven_groups(batch: DataProto, episodes: EpisodeRows, size: int) -> Iterator[Finding]:
     """Finds groups of another number of episodes than `rollout.n`."""
     groups = episodes.first_by_group
-    uneven = [uid for uid, rows in groups.items() if len(rows) != size]
+    # An agent may have several conversations in an episode.
+    ids = batch.non_tensor_batch.get("episode_id", np.arange(len(batch)))
+    sizes = {uid: len({ids[row] for row in rows}) for uid, rows in groups.items()}
+    uneven = [uid for uid, number in sizes.items() if number != size]
     if uneven:
         yield Finding(
             "group_size",
             f"{len(uneven)} of {len(groups)} groups have not {size} episodes, as {uneven[0]} with "
-            f"{len(groups[uneven[0]])}",
+            f"{sizes[uneven[0]]}",
             Place(group=str(uneven[0])),
         )
 

@@ -19,7 +19,15 @@ TEXT_BYTES = 1 << 17
 # Files in a folder.
 FOLDER_FILES = 1000
 # Entries of an episode that stand elsewhere on its page.
-SHOWN_ELSEWHERE = ("initial_messages", "turns", "rows", "failed_attempts", "tool_calls", "error")
+SHOWN_ELSEWHERE = (
+    "initial_messages",
+    "turns",
+    "rows",
+    "failed_attempts",
+    "tool_calls",
+    "error",
+    "program",
+)
 
 
 def numbered(name: str, number: int) -> str:
@@ -139,11 +147,27 @@ def describe(
         "turns": [describe_turn(turn) for turn in episode.turns],
         "failed_attempts": [describe_attempt(attempt) for attempt in episode.failed_attempts],
         "error": episode.text("error"),
+        "program": describe_program(episode.entries.get("program")),
         "facts": facts,
         "rows": rows,
         "path": path,
         "faults": faults,
     }
+
+
+def describe_program(record: Any) -> list[list[str]]:
+    """Returns what a page shows of a program: names and texts; nothing where there was none."""
+    if not isinstance(record, dict):
+        return []
+    shown = []
+    for name, value in record.items():
+        if isinstance(value, dict):
+            value = ", ".join(
+                f"{of_it} {as_text(count)}" for of_it, count in value.items() if count
+            )
+        if value not in (None, ""):
+            shown.append([as_text(name), as_text(value)])
+    return shown
 
 
 def messages(recorded: Any) -> list[list[str]]:
@@ -163,11 +187,15 @@ def describe_turn(turn: dict[str, Any]) -> dict[str, Any]:
     """Returns what a page shows of a turn."""
     kept = ("reward", "finish_reason", "done", "env_seconds", "tool_calls", "info", "anchor")
     facts = {name: turn[name] for name in kept if turn.get(name) not in (None, [], {}, "")}
-    return {
+    shown: dict[str, Any] = {
         "text": as_text(turn.get("text", "")),
         "observation": messages(turn.get("observation")),
         "facts": facts,
     }
+    if isinstance(turn.get("asked"), list):
+        shown["asked"] = messages(turn["asked"])
+        shown["behind"] = turn.get("behind")
+    return shown
 
 
 def describe_attempt(attempt: dict[str, Any]) -> dict[str, Any]:

@@ -226,11 +226,15 @@ def all_texts(episode: RecordedEpisode) -> list[str]:
     texts = [message_text(message) for message in episode.initial_messages]
     for turn in [*(t for a in episode.failed_attempts for t in _turns(a)), *episode.turns]:
         texts.append(as_text(turn.get("text", "")))
-        observation = turn.get("observation")
-        if isinstance(observation, list):
-            texts += [message_text(m) for m in observation if isinstance(m, dict)]
+        for name in ("asked", "observation"):
+            said = turn.get(name)
+            if isinstance(said, list):
+                texts += [message_text(m) for m in said if isinstance(m, dict)]
     texts += [as_text(attempt.get("error", "")) for attempt in episode.failed_attempts]
     texts += [episode.text("error"), episode.episode_id, episode.uid]
+    program = episode.entries.get("program")
+    if isinstance(program, dict):
+        texts += [as_text(program.get(name) or "") for name in ("output", "errors")]
     task = episode.entries.get("task")
     if task:
         texts.append(as_text(task))

@@ -3,6 +3,9 @@
 "use strict";
 
 {
+  // Texts that stand in a line.
+  const SHORT_TEXT = 60;
+
   viewer.factsView = function (episode) {
     const rows = Object.entries(episode.facts).filter(([, value]) => !isNothing(value));
     return viewer.el("details", { class: "facts" },
@@ -15,6 +18,19 @@
 
   const isNothing = (value) => value === null || value === "" || JSON.stringify(value) === "{}";
   const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+  // How a program ended, and the ends of what it wrote.
+  viewer.programView = function (episode) {
+    if (!episode.program.length) return null;
+    return viewer.el("section", { class: "program", "aria-label": "Program" },
+      viewer.el("h2", {}, "Program"),
+      episode.program.map(([name, text]) => (text.includes("\n") || text.length > SHORT_TEXT
+        ? viewer.el("details", { open: name === "errors" },
+          viewer.el("summary", {}, nameOf(name)), viewer.el("pre", {}, viewer.visible(text)))
+        : viewer.el("p", {}, `${nameOf(name)}: `, viewer.visible(text)))));
+  };
+
+  const nameOf = (name) => viewer.plainText(name).replaceAll("_", " ");
 
   // Rows: each under the one that it begins with.
   viewer.treeView = function (episode, chosen, choose) {
@@ -44,9 +60,9 @@
     const sampled = row.columns.sampled.reduce((sum, one) => sum + (one > 0), 0);
     const begins = row.parent ? `, begins with ${row.parent.tokens} tokens of row ${row.parent.row}`
       : "";
-    const what = turns.length
-      ? `turn${turns.length > 1 ? "s" : ""} ${turns[0]}${turns.length > 1 ? `–${turns.at(-1)}` : ""}`
-      : "no turn";
+    const isWhole = turns.at(-1) - turns[0] === turns.length - 1;
+    const listed = isWhole && turns.length > 1 ? `${turns[0]}–${turns.at(-1)}` : turns.join(", ");
+    const what = turns.length ? `turn${turns.length > 1 ? "s" : ""} ${listed}` : "no turn";
     const text = `row ${number}: ${what}, ${row.columns.prompt_ids.length} + `
       + `${row.columns.response_ids.length} tokens, ${sampled} sampled${begins}`;
     return viewer.el("button", { type: "button", class: "node", "aria-pressed": String(isChosen),

@@ -5,6 +5,13 @@
 {
   let shown = null;
 
+  // How a program's turn ended of which nothing is trained on.
+  const UNTAKEN = {
+    gone: "given up: the client hung up",
+    undelivered: "taken out: nobody took the answer",
+    engine: "refused by the engine",
+  };
+
   viewer.views.episode = async function (main, address) {
     const i = viewer.table.places.get(address.parts.slice(0, 4).join("/"));
     if (i === undefined) return missing(main);
@@ -45,7 +52,8 @@
     const tree = viewer.el("div", {});
     shown.parts = { talk, legend, card, tree };
     const side = viewer.el("aside", { class: "side", "aria-label": "About the episode" },
-      card, tree, viewer.pathView(episode), viewer.playAgain(episode), viewer.factsView(episode));
+      card, tree, viewer.pathView(episode), viewer.programView(episode), viewer.playAgain(episode),
+      viewer.factsView(episode));
     viewer.replace(main,
       viewer.el("article", { class: "episode" }, head(episode),
         viewer.el("div", { class: "episode-columns" },
@@ -166,9 +174,11 @@
     const { episode } = shown;
     // The error of an attempt that was played again stands with that attempt.
     const isOfAttempt = episode.failed_attempts.some(({ error }) => error === episode.error);
+    const isProgram = episode.turns.some((turn) => turn.asked);
+    const begins = isProgram ? [] : episode.messages;
     return [
       episode.failed_attempts.map(failedAttempt),
-      episode.messages.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
+      begins.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
       episode.turns.map(turnView),
       episode.error && !isOfAttempt ? bubble("error", viewer.block(episode.error), "error") : null,
       episode.turns.length ? null : viewer.el("p", { class: "hint" }, "The policy said nothing."),
@@ -181,10 +191,23 @@
       viewer.tokenSpans(shown, found.row, found.places)) : viewer.block(turn.text);
     if (!found && !turn.text) said.append(viewer.el("span", { class: "hint" }, "(empty)"));
     const label = viewer.el("span", {}, `policy, turn ${number}`, turnFacts(turn.facts));
+    const answers = turn.asked ? [] : turn.observation;
     return [
+      turn.asked ? asked(turn, number) : null,
       bubble(label, said, "policy"),
       calls(turn.facts.tool_calls),
-      turn.observation.map(([role, text]) => bubble(role || "environment", viewer.block(text), "env")),
+      answers.map(([role, text]) => bubble(role || "environment", viewer.block(text), "env")),
+    ];
+  }
+
+  // What a program's request says that is new, and where it goes on unless that is the turn above.
+  function asked(turn, number) {
+    const isNext = turn.behind === number - 1;
+    const begins = typeof turn.behind !== "number";
+    const place = begins ? "a conversation begins" : `goes on behind turn ${turn.behind}`;
+    return [
+      isNext || (begins && number === 0) ? null : viewer.el("p", { class: "hint branch" }, place),
+      turn.asked.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
     ];
   }
 
@@ -193,6 +216,7 @@
     if (facts.reward) shownFacts.push(`reward ${viewer.short(facts.reward)}`);
     if (facts.finish_reason === "length") shownFacts.push("cut: too long");
     if (facts.done === true) shownFacts.push("the last");
+    if (facts.finish_reason in UNTAKEN) shownFacts.push(UNTAKEN[facts.finish_reason]);
     return shownFacts.map((text) => viewer.el("span", { class: "tag" }, text));
   }
 

@@ -105,7 +105,8 @@
 
   const FATES = ["trained", "environment", "template", "rejected", "clipped", "over_limit",
     "no_spread", "zero_advantage", "masked_failure", "stale", "filtered", "not_drawn", "warmup",
-    "skipped", "observed", "surplus", "masked", "validation", "unrecorded", "dropped"];
+    "skipped", "observed", "surplus", "masked", "copied",
+    "validation", "unrecorded", "dropped"];
   const fateClass = (name) => (FATES.includes(name) ? `f-${name}` : "f-other");
 
   // The class that gives a token its colour.

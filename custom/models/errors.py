@@ -1,0 +1,36 @@
+"""What a question to a model raises where it has no answer."""
+
+from typing import Literal, TypeAlias
+
+# unreachable    no connection, or it broke
+# timeout        no answer within timeout_s
+# busy           429, to the last try
+# server_error   5xx, to the last try
+# refused        another status: a wrong key, name or request
+# bad_answer     an answer without a text in it, or of too many bytes
+# not_set_up     there is no such model in the config, or no key in the process's environment
+ErrorKind: TypeAlias = Literal[
+    "unreachable", "timeout", "busy", "server_error", "refused", "bad_answer", "not_set_up"
+]
+
+
+class ModelError(RuntimeError):
+    """Reports that a model gave no answer.
+
+    An environment that lets it pass has crashed, and is treated as `agent.on_failure` says; so is
+    an episode, or a row, whose reward function lets it pass.
+
+    Attributes:
+        kind: why, as a word.
+    """
+
+    def __init__(self, message: str, kind: ErrorKind) -> None:
+        super().__init__(message, kind)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ModelTimeout(ModelError, TimeoutError):
+    """Reports that a model did not answer in time; a tool's call then counts as `timeout`."""

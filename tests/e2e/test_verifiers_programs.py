@@ -1,0 +1,250 @@
+"""Released tasksets of verifiers, unmodified and played by verifiers itself, train a tiny model.
+
+They need verifiers' own interpreter: VERIFIERS_PYTHON, or .venv-verifiers of `make verifiers-env`.
+A slow test makes one. The taskset is verifiers' `nemo_gym`, with a tool, against a server in that
+form (gym_server.py); with `user-sim` around it there are two agents.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prepare_game import make_tokenizer, warm_up
+from prepare_tiny_prompts import make_model
+
+from data.protocol import DataProto
+from tests.conftest import PROJECT
+from tests.e2e.test_agents import GRPO, facts_of, fit, game_config
+from tests.e2e.test_training import read_steps
+from training.config.loader import ConfigError
+
+SERVER = PROJECT / "tests/unit/programs/gym_server.py"
+CALL = '<tool_call> {"name": "look", "arguments": {"name": "x"}} </tool_call>'
+SECRET = '{"secret": 4}'
+ANSWERS = [f"It is {number}" for number in range(4, 10)]
+ROWS = 6
+
+
+@pytest.fixture(scope="module")
+def verifiers_python() -> str:
+    """An interpreter that has verifiers."""
+    path = os.environ.get("VERIFIERS_PYTHON", str(PROJECT / ".venv-verifiers/bin/python"))
+    if not Path(path).exists():
+        pytest.skip("needs verifiers' interpreter: make verifiers-env, or VERIFIERS_PYTHON")
+    return path
+
+
+@pytest.fixture(scope="module")
+def gym(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with rows.jsonl, whose server listens at the port in `port`."""
+    folder = tmp_path_factory.mktemp("gym")
+    server = subprocess.Popen([sys.executable, str(SERVER), str(folder)])
+    try:
+        until = time.monotonic() + 30
+        while not (folder / "port").exists():
+            assert time.monotonic() < until and server.poll() is None
+            time.sleep(0.05)
+        yield folder
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with model/, which calls the tool and then answers as often as not."""
+    folder = tmp_path_factory.mktemp("caller")
+    torch.manual_seed(0)
+    asked = [f"What is the secret number plus {number}?" for number in range(ROWS)]
+    look = {"type": "function", "function": {"name": "look"}}
+    tokenizer = make_tokenizer([CALL, SECRET, *ANSWERS, *asked, "look"])
+    texts = []
+    for number, question in enumerate(asked):
+        for answer in (ANSWERS[number], ANSWERS[0]):
+            messages: list[dict[str, Any]] = [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": CALL},
+                {"role": "tool", "content": SECRET},
+                {"role": "assistant", "content": answer},
+            ]
+            texts.append(tokenizer.apply_chat_template(messages, tools=[look], tokenize=False))
+    model = make_model(tokenizer)
+    model.config.max_position_embeddings = 512
+    warm_up(model, tokenizer, texts, steps=400)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+def playing(gym: Path, python: str, env: str) -> tuple[str, ...]:
+    url = f"http://127.0.0.1:{(gym / 'port').read_text()}"
+    return (
+        *GRPO,
+        "agent.environment.path=null",
+        "agent.environment.cls=null",
+        "agent.environment.name=verifiers:nemo_gym",
+        f"agent.environment.kwargs={{dataset: {gym}/rows.jsonl, task: {{resources_url: '{url}'}}, "
+        f"env: {env}}}",
+        f"agent.verifiers.python={python}",
+        "agent.agent_length=2",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "agent.max_turn=3",
+        "agent.max_turn_tokens=12",
+        "actor_rollout_ref.rollout.temperature=0.3",
+        "data.max_prompt_length=256",
+        "data.max_response_length=120",
+        "trainer.total_training_steps=1",
+        "trainer.val_before_train=false",
+    )
+
+
+ONE = '{agent: {harness: {id: "null"}}}'
+TWO = '{id: user-sim, assistant: {harness: {id: "null"}}, user: {max_turns: 2}}'
+
+
+def train(caller: Path, run: Path, *settings: str) -> tuple[DataProto, dict[str, Any]]:
+    """Trains; returns the last step's batch, and its metrics."""
+    _, batches = fit(game_config(caller, run, *settings))
+    return batches[-1].drop_dummies(), read_steps(run)[-1]
+
+
+def check_one_agent(caller: Path, gym: Path, run: Path, python: str) -> None:
+    batch, step = train(caller, run, *playing(gym, python, ONE))
+    facts = facts_of(batch)
+    assert [entry["ending"] for entry in facts] == ["done"] * 4, [e["error"] for e in facts]
+    callers = [entry for entry in facts if entry["info"]["has_looked"] == 1.0]
+    assert callers, "the tool was called"
+    for entry in callers:
+        assert entry["info"]["program_grows"] >= 1, "turns go on behind the ids that were sampled"
+    for entry in facts:
+        assert entry["reward"] == pytest.approx(entry["info"]["reward_nemo_gym"])
+        assert entry["info"]["program_begins"] == 1
+    assert len(batch) == 4, "an episode is one row"
+    assert set(batch.non_tensor_batch["agent_role"]) == {"verifiers:nemo_gym/agent"}
+    assert np.isfinite(step["actor/grad_norm"])
+
+
+def check_two_agents(caller: Path, gym: Path, run: Path, python: str, *more: str) -> set[str]:
+    """Returns the roles that are trained."""
+    batch, step = train(caller, run, *playing(gym, python, TWO), *more)
+    facts = facts_of(batch)
+    assert [entry["ending"] for entry in facts] == ["done"] * 4, [e["error"] for e in facts]
+    assert all("assistant/reward_nemo_gym" in entry["info"] for entry in facts)
+    assert np.isfinite(step["actor/grad_norm"])
+    advantages = batch.batch["advantages"]
+    roles = batch.non_tensor_batch["agent_role"]
+    for role in set(roles):
+        rows = np.flatnonzero(roles == role)
+        sums = [float(batch.batch["token_level_rewards"][row].sum()) for row in rows]
+        if role.endswith("/user"):
+            assert not any(sums) and not advantages[rows].any(), "a user earns nothing"
+    return {role.rpartition("/")[2] for role in roles}
+
+
+def test_a_taskset_with_a_tool_trains(
+    caller: Path, gym: Path, tmp_path: Path, verifiers_python: str
+) -> None:
+    check_one_agent(caller, gym, tmp_path, verifiers_python)
+
+
+def test_an_environment_of_two_agents_trains_the_one_that_it_lets_be_trained(
+    caller: Path, gym: Path, tmp_path: Path, verifiers_python: str
+) -> None:
+    assert check_two_agents(caller, gym, tmp_path, verifiers_python) == {"assistant"}
+
+
+def test_both_agents_are_trained_where_the_settings_say_so(
+    caller: Path, gym: Path, tmp_path: Path, verifiers_python: str
+) -> None:
+    trained = "agent.verifiers.trained=[user, assistant]"
+    roles = check_two_agents(
+        caller, gym, tmp_path, verifiers_python, trained, "algorithm.adv_estimator=rae"
+    )
+    assert roles == {"user", "assistant"}
+
+
+@pytest.mark.slow
+def test_released_tasksets_train_in_an_environment_that_is_made_for_them(
+    caller: Path, gym: Path, tmp_path: Path
+) -> None:
+    venv = tmp_path / "venv"
+    variables = os.environ | {"PYTHON": sys.executable}
+    subprocess.run(
+        ["bash", "scripts/setup_verifiers.sh", sys.prefix, str(venv)],
+        cwd=PROJECT,
+        env=variables,
+        check=True,
+        timeout=500,
+    )
+    python = str(venv / "bin/python")
+    check_one_agent(caller, gym, tmp_path / "one", python)
+    assert check_two_agents(caller, gym, tmp_path / "two", python) == {"assistant"}
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ("{}", "the harness bash of the agent agent runs what the model writes"),
+        ("{id: no-such-env}", "environment 'no-such-env' not found"),
+        ('{agent: {harness: {id: "null"}, nonsense: 1}}', "nonsense"),
+    ],
+)
+def test_what_verifiers_refuses_is_told_before_a_model_is_loaded(
+    caller: Path, gym: Path, tmp_path: Path, verifiers_python: str, env: str, sentence: str
+) -> None:
+    config = game_config(caller, tmp_path, *playing(gym, verifiers_python, env))
+    with pytest.raises(ConfigError, match="the environment does not load") as caught:
+        fit(config)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (("agent.verifiers.python=/nowhere/python",), "there is no such program"),
+        ((f"agent.verifiers.python={sys.executable}",), "has no verifiers; `make verifiers-env`"),
+        (("agent.environment.kwargs={env: 3}",), "kwargs.env=3 must be a mapping"),
+        (("agent.environment.kwargs={env: {taskset: {}}}",), "a taskset's settings stand in"),
+        (("agent.program_reward=exit_code",), "verifiers says itself"),
+    ],
+)
+def test_an_interpreter_or_settings_that_do_not_fit_are_told_in_a_line(
+    tiny_game: Path, tmp_path: Path, settings: tuple[str, ...], sentence: str
+) -> None:
+    own = (
+        "agent.environment.path=null",
+        "agent.environment.cls=null",
+        "agent.environment.name=verifiers:nemo_gym",
+    )
+    python = ("agent.verifiers.python=sh",)
+    with pytest.raises(ConfigError) as caught:
+        game_config(tiny_game, tmp_path, *own, *python, *settings)
+    assert sentence in str(caught.value)
+
+
+def test_another_version_is_refused(tiny_game: Path, tmp_path: Path) -> None:
+    """The interpreter is a script that says what one with an older verifiers would."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 0.1.15\n")
+    python.chmod(0o755)
+    with pytest.raises(
+        ConfigError, match=r"has verifiers 0\.1\.15; 0\.4 or newer, older than 0\.5"
+    ):
+        game_config(
+            tiny_game,
+            tmp_path,
+            "agent.environment.path=null",
+            "agent.environment.cls=null",
+            "agent.environment.name=verifiers:nemo_gym",
+            f"agent.verifiers.python={python}",
+        )

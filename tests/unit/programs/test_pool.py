@@ -1,0 +1,232 @@
+"""The pool of programs with real processes: how they end, what they may take, what is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from workers.environments.reply import StepReply
+from workers.programs.attempt import Deadlines
+from workers.programs.exchange import Answer, Asked, Exited, Rewarded
+from workers.programs.pool import ProgramPool
+from workers.programs.spec import ProgramSpec
+
+FAULTY = str(Path(__file__).with_name("faulty.py"))
+YES = Answer(text="Yes.", token_ids=(1,), log_probs=(-0.5,), prompt_tokens=2)
+
+
+def program(way: str, **more: Any) -> ProgramSpec:
+    return ProgramSpec(command=(sys.executable, FAULTY, way), **({"memory_gb": 2.0} | more))
+
+
+def pool_of(*specs: ProgramSpec, step_s: float | None = 60.0) -> ProgramPool:
+    deadlines = Deadlines(step_s=step_s)
+    return ProgramPool(dict(enumerate(specs)), deadlines=deadlines, max_tokens=4096)
+
+
+def play(pool: ProgramPool, key: int = 0, spec: int = 0, task: Any = None) -> list[Any]:
+    """Starts a program and answers it until it has ended; returns what was told."""
+    pool.reset(key, spec, 7, task)
+    told: list[Any] = []
+    until = time.monotonic() + 60
+    while not isinstance(told[-1] if told else None, StepReply):
+        assert time.monotonic() < until, told
+        for heard_key, heard in pool.poll(1.0):
+            assert heard_key == key
+            told.append(heard)
+            if isinstance(heard, Asked):
+                pool.answer(key, heard.number, YES)
+            if isinstance(heard, Exited):
+                pool.finish(key, "done")
+    return told
+
+
+def exit_of(told: list[Any]) -> Exited:
+    [exited] = [heard for heard in told if isinstance(heard, Exited)]
+    return exited
+
+
+def descendants() -> list[str]:
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            found.append(" ".join(child.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """Asserts that no process of a test's programs lives on after it."""
+    yield
+    until = time.monotonic() + 5
+    left = ["?"]
+    while left and time.monotonic() < until:
+        left = [command for command in descendants() if "faulty" in command or "preload" in command]
+        time.sleep(0.05)
+    assert not left
+
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def test_a_program_gets_its_task_and_its_answers_and_is_paid_by_its_last_line() -> None:
+    with pool_of(program("well")) as pool:
+        told = play(pool, task={"pays": 0.75})
+    exited = exit_of(told)
+    assert (exited.failure, exited.reward, exited.error) == ("", 0.75, "")
+    assert exited.record["exit_code"] == 0 and "some words before" in exited.record["output"]
+    assert [heard.messages for heard in told if isinstance(heard, Asked)] == [
+        [{"role": "user", "content": "Hello"}]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("way", "failure", "reward", "error"),
+    [
+        ("raises", "env_crash", None, "exit code 1.*\n.*RuntimeError: no more of this"),
+        ("kills_itself", "env_crash", None, "signal 11"),
+        ("hangs", "env_timeout", None, "still working at its deadline"),
+        ("ignores_signals", "env_timeout", None, "still working at its deadline"),
+        ("floods", "", 0.5, ""),
+        ("leaves_children", "", 1.0, ""),
+        ("forks_that_ask", "", 1.0, ""),
+        ("closes_early", "", 1.0, ""),
+        ("sends_garbage", "", 1.0, ""),
+        ("sends_much", "", 1.0, ""),
+        ("says_no_reward", "env_crash", None, "no reward: 'I did well'"),
+        ("asks_for_nothing", "", 1.0, ""),
+        ("takes_memory", "env_crash", None, "MemoryError"),
+        ("opens_files", "env_crash", None, "Too many open files"),
+        ("guesses_tokens", "", 1.0, ""),
+        ("exits_with_3", "env_crash", None, "exit code 3"),
+    ],
+)
+def test_a_faulty_program_ends_as_what_it_is_and_leaves_nothing(
+    way: str, failure: str, reward: float | None, error: str
+) -> None:
+    with pool_of(program(way), program("well"), step_s=2.0) as pool:
+        exited = exit_of(play(pool))
+        assert (exited.failure, exited.reward) == (failure, reward), exited.error
+        assert re.search(error, exited.error, re.DOTALL), exited.error
+        left = [command for command in descendants() if "faulty" in command]
+        assert not left, "what a program started ends with it"
+        assert len(exited.record["errors"]) <= 20_000
+        assert exit_of(play(pool, key=1, spec=1)).reward == 1.0, "others play on"
+
+
+def test_a_process_of_a_program_that_still_runs_is_left_alone() -> None:
+    """Its own double fork is adopted by the launcher, while another program ends."""
+    with pool_of(program("leaves_children"), program("well"), program("hangs")) as pool:
+        pool.reset(5, 2, 0)
+        heard: list[Any] = []
+        while not heard:
+            heard = pool.poll(1.0)
+        assert exit_of(play(pool, key=1, spec=1)).reward == 1.0
+        assert any("hangs" in command for command in descendants())
+
+
+def test_an_exit_code_pays_where_it_is_asked_to() -> None:
+    specs = [program("exits_with_3", reward="exit_code"), program("well", reward="exit_code")]
+    with pool_of(*specs, program("kills_itself", reward="exit_code")) as pool:
+        assert exit_of(play(pool, 0, 0)).reward == 0.0
+        assert exit_of(play(pool, 1, 1)).reward == 1.0
+        assert exit_of(play(pool, 2, 2)).failure == "env_crash"
+
+
+def test_rewards_of_turns_are_told_and_no_last_line_is_needed_then() -> None:
+    with pool_of(program("pays_turns")) as pool:
+        told = play(pool)
+    exited = exit_of(told)
+    assert (exited.failure, exited.reward) == ("", None), exited.error
+    assert [heard.reward for heard in told if isinstance(heard, Rewarded)] == [0.25]
+    assert [heard.reward for heard in told if isinstance(heard, Asked)] == [None, 0.5]
+
+
+def test_programs_are_forked_from_what_was_preloaded_and_each_draws_for_itself(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, random\n"
+        "assert not any(path.endswith('workers/programs') for path in sys.path)\n"
+        "assert 'decimal' in sys.modules and sys.argv[1:] == ['word'] and __name__ == '__main__'\n"
+        "print(random.random())\n"
+    )
+    spec = ProgramSpec(command=(sys.executable, str(script), "word"), preload=("decimal",))
+    with pool_of(spec) as pool:
+        rewards = [exit_of(play(pool, key)).reward for key in range(3)]
+    assert len(set(rewards)) == 3 and None not in rewards
+
+
+def test_a_preloaded_sdk_has_made_its_first_request(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, threading, ssl\n"
+        "before = set(sys.modules)\n"
+        "assert threading.active_count() == 1\n"
+        "import openai\n"
+        "with openai.OpenAI() as client, openai.OpenAI() as other:\n"
+        "    message = {'role': 'user', 'content': 'Hello'}\n"
+        "    for one in (client, other):\n"
+        "        one.chat.completions.create(model='m', messages=[message])\n"
+        "new = {name for name in set(sys.modules) - before if name.startswith('openai')}\n"
+        "assert not new, new\n"
+        "made = [ssl.create_default_context() for _ in range(3)]\n"
+        "assert len({id(context) for context in made}) == 3\n"
+        "assert ssl.create_default_context().verify_mode == ssl.CERT_REQUIRED\n"
+        "print(1.0)\n"
+    )
+    spec = ProgramSpec(command=(sys.executable, str(script)), preload=("openai",))
+    with pool_of(spec) as pool:
+        told = play(pool)
+    assert exit_of(told).reward == 1.0, exit_of(told).error
+    assert sum(isinstance(heard, Asked) for heard in told) == 2
+
+
+def test_a_command_that_does_not_start_is_a_crash() -> None:
+    with pool_of(ProgramSpec(command=("/nowhere/at-all",))) as pool:
+        exited = exit_of(play(pool))
+    assert exited.failure == "env_crash" and "nowhere" in exited.error
+
+
+def test_nothing_lives_on_when_the_trainer_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        "import sys, time\n"
+        "from tests.unit.programs.test_pool import pool_of, program, YES, Asked\n"
+        "pool = pool_of(program('hangs'), program('ignores_signals'))\n"
+        "pool.reset(0, 0, 0); pool.reset(1, 1, 0)\n"
+        "seen = 0\n"
+        "while seen < 2:\n"
+        "    for key, heard in pool.poll(1.0):\n"
+        "        if isinstance(heard, Asked):\n"
+        "            pool.answer(key, heard.number, YES)\n"
+        "            seen += 1\n"
+        "print('plays', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    trainer = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )
+    assert trainer.stdout is not None and trainer.stdout.readline() == "plays\n"
+    family = psutil.Process(trainer.pid).children(recursive=True)
+    assert len(family) >= 3
+    os.kill(trainer.pid, signal.SIGKILL)
+    trainer.wait()
+    _gone, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive

@@ -1,0 +1,33 @@
+"""Computes a step's metrics of the models beside the policy: what was asked, and what it cost."""
+
+from collections.abc import Collection
+from typing import Any
+
+from custom.models.usage import COUNTED, USAGE
+from custom.reward_managers.unscored import UNSCORED
+from data.protocol import DataProto
+from training.batch.dynamic_sampling import REWARD_INFO
+
+
+def take_model_metrics(names: Collection[str], batch: DataProto | None = None) -> dict[str, float]:
+    """Returns what was asked of the config's models since the last time that somebody took it.
+
+    Args:
+        names: of the models; none: there are no metrics.
+        batch: the step's, whose rows without a score are counted.
+    Returns:
+        `agent/models/NAME/COUNT`, all of them sums but `seconds`, the mean of a call.
+    """
+    if not names:
+        return {}
+    metrics: dict[str, float] = {}
+    if batch is not None:
+        values: Any = batch.non_tensor_batch.get(REWARD_INFO + UNSCORED, [])
+        metrics["agent/models/unscored_rows"] = float(sum(value is True for value in values))
+    taken = USAGE.take()
+    for name in names:
+        counts = dict.fromkeys(COUNTED, 0.0) | taken.get(name, {})
+        counts["seconds"] /= max(counts["calls"], 1.0)
+        prefix = f"agent/models/{name}/"
+        metrics |= {prefix + counted: value for counted, value in counts.items()}
+    return metrics

@@ -1,0 +1,99 @@
+"""Programs that are functions: `async def solve(task, client) -> reward`, called where environments
+live.
+
+The client is OpenAI's, connected to the same server that commands speak to. Invariant: a function
+that is given up ends, wherever it waits: its thread wakes up often.
+"""
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from custom.env import BadEnvironment
+from custom.env_calls import check_reward, located, takes_keyword
+from data.loading import load_extern_object
+
+# How often a thread that only waits runs a line of Python, in which it can be stopped.
+WAKE_S = 0.2
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """Describes a function in a file; it is loaded where it then runs."""
+
+    path: str
+    name: str
+
+    @property
+    def environment(self) -> None:
+        """Returns what libraries are imported ahead for: nothing."""
+        return
+
+    @property
+    def source(self) -> str:
+        """Returns what messages call it."""
+        return f"{self.path}:{self.name}"
+
+    @staticmethod
+    def of(source: str) -> "FunctionSpec":
+        """Reads FILE.py:NAME."""
+        path, _, name = source.rpartition(":")
+        return FunctionSpec(path, name)
+
+    def build(self) -> "FunctionProgram":
+        """Loads the function."""
+        return FunctionProgram(load_extern_object(self.path, self.name))
+
+
+class FunctionProgram:
+    """Calls a function with its task and a client, in an event loop of its own."""
+
+    tool_schemas: None = None
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.where = located(function, "agent.program")
+        if not inspect.iscoroutinefunction(function):
+            raise BadEnvironment(
+                f"{self.where} is no `async def`; write async def solve(task, client)"
+            )
+
+    def run(self, task: str, seed: int, base_url: str, token: str) -> float | None:
+        """Returns what the function does; None, of a function that pays by its requests alone.
+
+        Args:
+            task: as JSON text.
+            base_url, token: of the server, with the protocol's `/v1`.
+        """
+        reward = asyncio.run(self._solve(json.loads(task), seed, base_url, token))
+        return None if reward is None else check_reward(reward, self.where)
+
+    async def _solve(self, task: Any, seed: int, base_url: str, token: str) -> Any:
+        import openai
+
+        waking = asyncio.ensure_future(wake_often())
+        try:
+            async with openai.AsyncOpenAI(base_url=base_url, api_key=token) as client:
+                offered = {"task": task, "client": client, "seed": seed}
+                arguments = {
+                    name: value
+                    for name, value in offered.items()
+                    if takes_keyword(self.function, name)
+                }
+                return await self.function(**arguments)
+        finally:
+            waking.cancel()
+
+    def close(self) -> None:
+        """Has nothing to close."""
+
+
+async def wake_often() -> None:
+    """Runs a line of Python now and then."""
+    with suppress(asyncio.CancelledError):
+        while True:
+            await asyncio.sleep(WAKE_S)

@@ -1,0 +1,153 @@
+"""What a protocol consists of, and what all of them share: errors, contents, tool calls."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workers.programs.exchange import AnsweredCompletion, AskedCompletion, Json
+
+# How the roles of newer models are called in chat templates.
+ROLES = {"developer": "system"}
+TEXT_PARTS = ("text", "input_text", "output_text")
+# Settings that say how to sample; log-probs must be those of what the run samples.
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+class ProtocolError(ValueError):
+    """A request that is answered with an error.
+
+    Args:
+        code: what kind of error, as OpenAI's `code`.
+        status: of HTTP.
+    """
+
+    def __init__(
+        self, message: str, code: str = "invalid_request_error", status: int = 400
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """Joins the functions of one protocol.
+
+    Attributes:
+        read: a request's JSON -> what is asked. Raises ProtocolError, or KeyError, TypeError,
+            ValueError, AttributeError where the JSON is of another form.
+        write: an answer -> the response's JSON.
+        events: an answer -> the events of a stream, each as text with its blank line.
+        write_error: an error -> the response's JSON.
+    """
+
+    read: Callable[[Json], AskedCompletion]
+    write: Callable[[AskedCompletion, AnsweredCompletion], Json]
+    events: Callable[[AskedCompletion, AnsweredCompletion], Iterator[str]]
+    write_error: Callable[[ProtocolError], Json]
+
+
+def text_of(content: Any) -> str:
+    """Returns a content as text: a string, parts with text, or nothing."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ProtocolError("a message's content must be a string or a list of parts")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in TEXT_PARTS:
+            raise ProtocolError(f"content of type {kind!r} is not served here; text is")
+        texts.append(str(part["text"]))
+    return "".join(texts)
+
+
+def tool_call(call_id: str, name: str, arguments: Any) -> Json:
+    """Makes a call as chat templates take it: its arguments an object, where they are one."""
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments)
+        except ValueError:
+            value = arguments
+    function = {"name": name, "arguments": value or {}}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def function_tool(name: str, description: str | None, parameters: Any) -> Json:
+    """Makes a tool as chat templates take it."""
+    function: Json = {"name": name}
+    if description:
+        function["description"] = description
+    function["parameters"] = parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def sampling_of(body: Json) -> dict[str, float]:
+    """Takes the sampling settings from a request, those that it sets."""
+    return {name: float(body[name]) for name in SAMPLING if body.get(name) is not None}
+
+
+def positive_count(body: Json, *names: str) -> int | None:
+    """Returns the first of these settings that is given: a number of tokens, 1 or more."""
+    for name in names:
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ProtocolError(f"{name}={value!r} must be a whole number of 1 or more")
+        return value
+    return None
+
+
+def texts_to_stop_at(value: Any) -> tuple[str, ...]:
+    """Reads stop texts: one, several or none."""
+    if value is None:
+        return ()
+    texts = [value] if isinstance(value, str) else list(value)
+    if not all(isinstance(text, str) for text in texts):
+        raise ProtocolError("stop must be a string or a list of strings")
+    return tuple(text for text in texts if text)
+
+
+def refuse_unserved(body: Json, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises ProtocolError where a setting has a value that is not among those that are served."""
+    for name, values in allowed.items():
+        if name in body and body[name] not in values:
+            shown = " or ".join(repr(value) for value in values if value is not None)
+            raise ProtocolError(f"{name}={body[name]!r} is not served here; {shown} is")
+
+
+def openai_error(error: ProtocolError) -> Json:
+    """Writes an error as OpenAI's servers do."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {
+        "error": {"message": str(error), "type": kind, "param": None, "code": error.code},
+    }
+
+
+def refuse_named_tool(choice: Any) -> None:
+    """Raises ProtocolError where a `tool_choice` names the tool that is to be called."""
+    if isinstance(choice, Mapping) and choice.get("type") not in ("auto", "none", "any"):
+        raise ProtocolError(
+            f"tool_choice={json.dumps(choice)} is not served here: what is sampled is the policy's "
+            "own choice; 'auto', 'none' and 'required' are, the last without effect"
+        )
+
+
+def server_sent_event(data: Json | str, kind: str | None = None) -> str:
+    """Writes one event of a stream."""
+    text = data if isinstance(data, str) else json.dumps(data)
+    head = f"event: {kind}\n" if kind else ""
+    return f"{head}data: {text}\n\n"
