@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from training.config.schema.trainer import TrainerConfig
 from training.run.ray_cluster import has_gpus, warn_of_busy_cores
-from training.run.signals import EndingSignals
+from training.run.signals import EndingSignals, SignalsSeen
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,22 @@ def test_ranks_have_gpus_where_the_config_says_so_or_this_machine_has_one(
             for device in ("cuda", "cpu", None)
         ]
         assert given == [True, False, there]
+
+
+def test_a_signal_is_seen_also_where_what_its_handler_raised_was_lost(monkeypatch) -> None:
+    class Ending:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: lost.append(told.exc_type))
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+    try:
+        with SignalsSeen() as seen:
+            assert signal.SIGTERM not in seen
+            ending = Ending()
+            del ending
+            assert lost == [SystemExit]
+            assert signal.SIGTERM in seen and signal.SIGINT not in seen
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -15,7 +15,7 @@ import psutil
 
 from training.config import PPOConfig
 from training.config.schema.trainer import TrainerConfig
-from training.run.signals import ENDING_SIGNALS, set_handlers
+from training.run.signals import ENDING_SIGNALS, SignalsSeen, set_handlers
 
 logger = logging.getLogger(__name__)
 # Of Ray's environment, for a cluster of the run's own.
@@ -48,16 +48,18 @@ def ray_cluster(config: PPOConfig) -> Iterator[None]:
 
     handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     try:
-        try:
-            ray.init(**settings)
-        except SystemExit as error:
-            # Of Ray's own handler: the signal was for the run.
-            set_handlers(handlers)
-            if error.code == signal.SIGTERM:
+        with SignalsSeen() as seen:
+            try:
+                ray.init(**settings)
+            except SystemExit:
+                # Of Ray's own handler: the signal was for the run.
+                if signal.SIGTERM not in seen:
+                    raise
+            finally:
+                set_handlers(handlers)
+            # Also where Ray's SystemExit was lost, since it came in the midst of a `__del__`.
+            if signal.SIGTERM in seen:
                 signal.raise_signal(signal.SIGTERM)
-            raise
-        finally:
-            set_handlers(handlers)
         yield
     finally:
         started = psutil.Process().children(recursive=True)

@@ -5,9 +5,11 @@ Invariant: however a run ends, but by SIGKILL, its clean-up runs once and whole.
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
@@ -15,6 +17,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A scheduler may tell every process of a job, and the one that watches over this one hands it on:
 # a SIGTERM that follows one within so many seconds is the same.
 ECHO_S = 2.0
+SIGNALS_READ = 4096
 
 
 def set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
@@ -22,6 +25,36 @@ def set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+class SignalsSeen:
+    """Knows which signals came in the block, whatever handlers were there and what became of them.
+
+    In another thread than the main one, none.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._numbers = b""
+
+    def __contains__(self, number: int) -> bool:
+        with suppress(BlockingIOError):
+            self._numbers += self._reader.recv(SIGNALS_READ)
+        return number in self._numbers
+
+    def __enter__(self) -> Self:
+        self._previous = -1
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._previous)
+        self._reader.close()
+        self._writer.close()
 
 
 def give_signals_back() -> None:
