@@ -110,7 +110,7 @@ def test_any_metric_is_found_by_a_word_and_drawn(browser: Browser, run_dir: Path
 def test_an_alarm_leads_to_the_tokens_that_rang_it(browser: Browser, run_dir: Path) -> None:
     open_page(browser, run_dir)
     browser.run(
-        "[...document.links].find((a) => a.textContent === 'the tokens that rang it').click()"
+        "[...document.links].find((a) => a.textContent === 'the episodes that rang it').click()"
     )
     browser.wait("document.title === 'the viewer'")
     address = (run_dir / "viewer/index.html").as_uri()

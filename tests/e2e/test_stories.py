@@ -233,7 +233,7 @@ def test_a_stale_engine(reader: Reader, play: Any) -> None:
     kept = from_step(2, seeded_faults.kept())
     reader.open(play(*GRPO, *playing("Steady"), steps(3), prepare=kept))
     reader.sees("the engine kept its old weights")
-    reader.click("the tokens that rang it", within=".alarms", tag="a")
+    reader.click("the episodes that rang it", within=".alarms", tag="a")
     reader.click_first(".list-row", "the first episode")
     reader.sees("Engine's log-prob less the trainer's.")
     reader.click_first(".talk span.n8, .talk span.p8", "a token of the strongest colour")

@@ -1,13 +1,27 @@
 // Makes the page's tables of alarms, step times, settings and differences.
 
-// The list of alarms, the latest first, with the way to the tokens that rang each.
+// Names what an alarm's link leads to; without an order the list has nothing of the alarm's own.
+function wordsOfView(view) {
+  if (view.startsWith("episode/")) {
+    return "the tokens that rang it";
+  }
+  if (view.startsWith("group/")) {
+    return "the group that rang it";
+  }
+  if (view.includes("sort=-seconds")) {
+    return "the step's slowest episodes";
+  }
+  return view.includes("sort=") ? "the episodes that rang it" : "the step's episodes";
+}
+
+// The list of alarms, the latest first, with the way to what rang each.
 function alarmTable(run) {
   const rows = [...run.alarms].reverse().map((alarm) => [
     element("span", { class: "when" }, [formatTime(alarm.time)]),
     element("span", { class: "when" }, [stepsRung(alarm)]),
     code(alarm.name),
     alarmText(alarm),
-    viewerLink(run, alarm.view, "the tokens that rang it"),
+    viewerLink(run, alarm.view, alarm.view && wordsOfView(alarm.view)),
   ]);
   const parts = [
     ...viewerHint(run),
