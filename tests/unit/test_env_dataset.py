@@ -282,6 +282,8 @@ def test_the_registered_manager_reads_the_environment_from_the_rows(tokenizer):
         custom_reward_function=SimpleNamespace(path=None, name="compute_score", reward_kwargs={}),
         reward_model=SimpleNamespace(reward_manager="custom", reward_kwargs={}),
         data=SimpleNamespace(reward_fn_key="data_source"),
+        trainer=SimpleNamespace(run_dir="outputs"),
+        agent=SimpleNamespace(models={}),
     )
     manager = load_reward_manager(config, tokenizer, num_examine=0)
     data = batch_of(tokenizer, answers, seed=seeds, environment=described)

@@ -377,6 +377,8 @@ def make_config(
             overlong_buffer=OverlongBufferConfig(),
         ),
         data=SimpleNamespace(reward_fn_key="data_source", max_response_length=8),
+        trainer=SimpleNamespace(run_dir="outputs"),
+        agent=SimpleNamespace(models={}),
     )
 
 
