@@ -17,6 +17,10 @@ import threading
 from collections.abc import Sequence
 from typing import BinaryIO, NoReturn
 
+# At once, not where it is needed: a signal that ends this process may come at any moment, and in
+# the midst of this import nothing could be ended.
+import psutil
+
 from custom.confine import PR_SET_PDEATHSIG, adopt_orphans, die_with_parent, kill_tree
 
 # Of one line, in bytes.
@@ -112,8 +116,6 @@ class Guard:
 
 def kill_children() -> None:
     """Ends what the server left behind, which this process has adopted."""
-    import psutil
-
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()
