@@ -1,6 +1,7 @@
 """Tests the report: reading metrics.jsonl, the table and the picture."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,16 @@ def test_picture_is_written(tmp_path):
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG") and (
         tmp_path / "report.png"
     ).stat().st_size > 20_000
+
+
+def test_names_are_no_formulas_and_numbers_may_be_larger_than_any(tmp_path):
+    folder = tmp_path / os.fsdecode(b"$a_{$ \xfc")
+    folder.mkdir()
+    steps = [{"step": 1, "critic/score/mean": 10**400, "val-core/$b_{$/reward/mean@1": 0.5}]
+    steps += [{"step": 2, "critic/score/mean": 1.0}, {"step": 3, "critic/score/mean": 2.0}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    assert "reward" in write_report(folder)
+    assert (folder / "report.png").stat().st_size > 1000
 
 
 def test_a_run_of_one_step_with_nothing_but_a_reward_works(tmp_path):

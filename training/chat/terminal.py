@@ -7,7 +7,6 @@ as text: it moves no cursor and changes no colour; and Ctrl-C ends a chat where 
 """
 
 import math
-import os
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -65,7 +64,7 @@ class Terminal:
     ) -> None:
         # A process may have neither.
         self.lines = lines or sys.stdin or StringIO()
-        self.out = out or sys.stdout or open(os.devnull, "w")
+        self.out = out or sys.stdout or StringIO()
         self.signals = signals or EndingSignals()
         self.is_reading = False
         self.has_ended = False

@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 
 from training.run.page.content import make_content
-from training.run.page.html import write_html
+from training.run.page.html import without_broken_characters, write_html
+from training.run.page.metric_store import as_float
 from training.run.page.run_folder import RUNNING, RunFolder
 from training.run.page.writer import PAGE, PageSchedule
 from training.run.trackers import read_records
@@ -53,8 +54,9 @@ def read_metrics(path: Path) -> pd.DataFrame:
     records = list(read_records(path)) if path.is_file() else []
     if not records:
         raise ValueError(f"{path} holds no steps; a run writes them when trainer.logger has 'file'")
-    metrics = pd.DataFrame(records).groupby("step").last().astype(float)
-    return metrics.replace([np.inf, -np.inf], np.nan)
+    numbers = [{name: as_float(value) for name, value in record.items()} for record in records]
+    metrics = pd.DataFrame(numbers).groupby("step").last()
+    return metrics.set_index(metrics.index.astype(int)).replace([np.inf, -np.inf], np.nan)
 
 
 def write_report(run_dir: str | Path) -> str:
@@ -133,11 +135,9 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     smoothed = rewards.rolling(WINDOW, center=True, min_periods=1).mean()
     figure = Figure(figsize=(9, 4), layout="constrained", dpi=130)
     axes = figure.subplots()
-    axes.set(
-        title="/".join(run_dir.resolve().parts[-2:]),
-        xlabel="step",
-        ylabel="mean reward of an episode",
-    )
+    # Names are no formulas, whatever dollar signs they have.
+    axes.set_title(without_broken_characters(RunFolder(run_dir).name), parse_math=False)
+    axes.set(xlabel="step", ylabel="mean reward of an episode")
     axes.grid(axis="y", alpha=0.3)
     axes.plot(rewards, alpha=0.3, linewidth=1, label="each training step")
     axes.plot(smoothed, color="C0", linewidth=2, label=f"its mean over {WINDOW} steps")
@@ -145,7 +145,8 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     for key in validation[:MOST_VALIDATION_CURVES]:
         label = f"validation: {short_name(key)}"
         axes.plot(metrics[key].dropna(), "o-", markersize=4, linewidth=1, label=label)
-    axes.legend(frameon=False, fontsize=8)
+    for text in axes.legend(frameon=False, fontsize=8).get_texts():
+        text.set_parse_math(False)
     figure.savefig(run_dir / "report.png")
 
 
