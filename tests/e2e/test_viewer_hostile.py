@@ -111,7 +111,11 @@ def test_no_script_runs_nothing_is_asked_for_and_all_is_text(
     browser.requests()
     browser.console()
     open_viewer(browser, address)
-    odd = ["#constructor", "#list?constructor=1&__proto__=2&sort=constructor", "#list?fate=__proto__"]
+    odd = [
+        "#constructor",
+        "#list?constructor=1&__proto__=2&sort=constructor",
+        "#list?fate=__proto__",
+    ]
     for place in [*browser.run(PLACES), *odd]:
         show(browser, place)
         assert browser.texts(".fault") == [], place
