@@ -362,6 +362,20 @@ def test_what_breaks_off_leaves_the_old_viewer_and_nothing_else(
     assert (viewer / "index.html").exists()
 
 
+def test_runs_of_one_name_are_told_apart_and_one_run_is_not_taken_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = tmp_path / "one/seed/run"
+    other = tmp_path / "other/seed/run"
+    for run in (one, other):
+        make_run(run, Made(steps=1))
+    viewer = make_viewer(one, other)
+    labels = [run["label"] for run in manifest(viewer)["runs"]]
+    assert labels == [str(one), str(other)]
+    assert main([str(one), str(one / "episodes")]) == 2
+    assert "is given twice" in capsys.readouterr().err
+
+
 def test_a_viewer_is_replaced_by_a_newer_one(tmp_path: Path) -> None:
     folder = make_run(tmp_path, Made(steps=2))
     viewer = make_viewer(tmp_path)

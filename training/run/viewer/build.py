@@ -310,10 +310,11 @@ class ViewerBuilder:
         self._texts.write()
         self._list.write()
         self._index.write(self._data)
+        labels = [run.label for run in runs]
         manifest = {
             "runs": [
                 {
-                    "label": run.label,
+                    "label": run.label if labels.count(run.label) == 1 else str(run.folder),
                     "folder": str(run.folder),
                     "episodes": str(run.episodes),
                 }
