@@ -8,6 +8,7 @@ run with and without them has the same numbers.
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ from training.run.alarms.repeat_rules import RepeatRules
 from training.run.alarms.reward_rules import FEWEST_EPISODES, RewardRules, ScoreRules
 from training.run.alarms.sampling_rules import SamplingRules
 from training.run.alarms.silence_rules import SilenceRules
+from training.run.alarms.spread_rules import GroupSpread
 
 # The package's own name, as it is what users know.
 logger = logging.getLogger("training.run.alarms")
@@ -148,12 +150,16 @@ class Alarms:
         return {
             "template": self.engine_rules.template,
             "rewards": self.reward_rules.state_dict(),
+            "spread": asdict(self.reward_rules.spread),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state_dict`."""
         self.engine_rules.template = state["template"]
         self.reward_rules.load_state_dict(state["rewards"])
+        # An older checkpoint does not remember it.
+        if "spread" in state:
+            self.reward_rules.spread = GroupSpread(**state["spread"])
 
     def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Finding]:
         """Returns each alarm's first finding, by alarm."""
