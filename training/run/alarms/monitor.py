@@ -35,6 +35,7 @@ from training.run.alarms.reward_rules import FEWEST_EPISODES, RewardRules, Score
 from training.run.alarms.sampling_rules import SamplingRules
 from training.run.alarms.silence_rules import SilenceRules
 from training.run.alarms.spread_rules import GroupSpread
+from training.run.metrics.textless_ids import textless_ids
 
 # The package's own name, as it is what users know.
 logger = logging.getLogger("training.run.alarms")
@@ -68,6 +69,7 @@ class Alarms:
     Attributes:
         paid_by_environment: the environment's rewards are the scores, and nothing else is.
         said: the alarms that the last step's check has logged.
+        textless_ids: of tokens that say nothing; none where there is no tokenizer.
     """
 
     def __init__(
@@ -89,8 +91,8 @@ class Alarms:
         self.reference_rules = ReferenceRules(config)
         self.engine_rules = EngineRules(config)
         self.sampling_rules = SamplingRules(config)
-        special_ids = tokenizer.all_special_ids if tokenizer is not None else []
-        self.silence_rules = SilenceRules(config.data.reward_fn_key, special_ids)
+        self.textless_ids = textless_ids(tokenizer) if tokenizer is not None else []
+        self.silence_rules = SilenceRules(config.data.reward_fn_key, self.textless_ids)
         # The step since which each finding stands.
         self.since: dict[str, int] = {}
         self.broken_rules: set[str] = set()

@@ -25,7 +25,7 @@ FEWEST_GROUPS = 16
 
 def groups_without_spread(batch: DataProto, episodes: EpisodeRows) -> list[bool]:
     """Tells of each group of several episodes whether their scores are equal."""
-    found = episode_scores(batch, episodes, special_ids=())
+    found = episode_scores(batch, episodes, textless_ids=())
     return [
         bool(np.ptp(found.scores[members]) < SMALLEST_SPREAD)
         for members in rows_by_key(found.uids.tolist()).values()
