@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 
 import pytest
@@ -134,6 +135,18 @@ def test_ctrl_c_between_two_questions_ends_the_episode_when_the_person_is_asked(
                 person.pause()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_person_who_reads_no_more_has_left_and_the_episode_ends() -> None:
+    """As with `| tee log`, which Ctrl-C ends first."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with suppress(BrokenPipeError), os.fdopen(writer, "w") as nobody:
+        person = Terminal(io.StringIO("never read\n"), nobody)
+        person.show("a line")
+        assert person.has_ended
+        with pytest.raises(EOFError):
+            EnvironmentsVoice(person).ask()
 
 
 def test_a_process_without_input_and_output_has_a_person_who_has_left(monkeypatch) -> None:

@@ -37,6 +37,7 @@ from training.chat.terminal import ENVIRONMENT_HELP, HELP, EnvironmentsVoice, Te
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, load_config
+from training.config.resources.files import unwritable_folder
 from training.run.episode_files import write_episodes
 from training.run.files import from_here
 from training.run.model_source import local_model, tokenizer_folder
@@ -158,6 +159,9 @@ def read_chat(args: argparse.Namespace, words: Sequence[str], signals: EndingSig
     out = args.out or run_dir / "chats" / time.strftime("%Y-%m-%d_%H-%M-%S")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError([f"--out={out} is there already: name another folder"])
+    unwritable = list(unwritable_folder("--out", str(out)))
+    if unwritable:
+        raise ConfigError(unwritable)
     own.append(f"agent.episodes_dir={out.absolute() / 'episodes'}")
     # Read again as the episode is played, so that its config.yaml says so.
     own.append(f"actor_rollout_ref.model.path={tokenizer_folder(args.chat)}")

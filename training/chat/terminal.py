@@ -79,8 +79,17 @@ class Terminal:
 
     def show(self, text: str) -> None:
         """Shows a text and a line's end."""
-        self.out.write(printable(text) + "\n")
-        self.out.flush()
+        self._write(printable(text) + "\n")
+
+    def _write(self, text: str) -> None:
+        """Writes a text as it is; a person who reads no more has left, which costs no record."""
+        try:
+            self.out.write(text)
+            self.out.flush()
+        except OSError:
+            # A closed terminal, or a `tee` that Ctrl-C has ended.
+            self.out = StringIO()
+            self.has_ended = True
 
     def show_message(self, role: str, text: str) -> None:
         """Shows a message under who wrote it, its lines indented."""
@@ -98,9 +107,9 @@ class Terminal:
         try:
             self.require_person()
             return self._read(prompt)
-        except EOFError:
+        except (EOFError, OSError):
             self.has_ended = True
-            raise
+            raise EOFError from None
         finally:
             self.is_reading = False
 
@@ -110,13 +119,14 @@ class Terminal:
             raise KeyboardInterrupt
 
     def _read(self, prompt: str) -> str:
+        if self.has_ended:
+            raise EOFError
         if self.is_terminal:
             return input(prompt)
-        self.out.write(prompt)
-        self.out.flush()
+        self._write(prompt)
         line = self.lines.readline()
         if not line:
-            self.out.write("\n")
+            self._write("\n")
             raise EOFError
         return line.rstrip("\r\n")
 
