@@ -141,12 +141,17 @@ def test_a_person_who_reads_no_more_has_left_and_the_episode_ends() -> None:
     """As with `| tee log`, which Ctrl-C ends first."""
     reader, writer = os.pipe()
     os.close(reader)
-    with suppress(BrokenPipeError), os.fdopen(writer, "w") as nobody:
+    nobody = os.fdopen(writer, "w")
+    try:
         person = Terminal(io.StringIO("never read\n"), nobody)
         person.show("a line")
         assert person.has_ended
         with pytest.raises(EOFError):
             EnvironmentsVoice(person).ask()
+    finally:
+        # What is left in its buffer has nowhere to go.
+        with suppress(BrokenPipeError):
+            nobody.close()
 
 
 def test_a_process_without_input_and_output_has_a_person_who_has_left(monkeypatch) -> None:
