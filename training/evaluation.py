@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError
+
 from training.agent_trainer import AgentTrainer, validation_endings
 from training.building import build_trainer
 from training.config import PPOConfig
@@ -24,10 +26,11 @@ from training.config.reference import to_yaml
 from training.evaluation_config import evaluation_config
 from training.evaluation_summary import Pairing, score_metrics, summarise
 from training.ray_trainer import RayPPOTrainer
-from training.run.checkpoint_contents import LATEST, SAVED_STEPS
+from training.run.checkpoint_contents import ACTOR, LATEST, MANIFEST, SAVED_STEPS
 from training.run.evaluated_model import EvaluatedModel
 from training.run.files import write_atomically
 from training.run.named_model import CannotUse
+from training.run.recorded_config import flat_settings
 from training.run.roles import Role
 from training.run.signals import EndingSignals
 from training.run.trackers import FileTracker
@@ -36,6 +39,7 @@ from workers.evaluation_worker import EvaluationWorker
 from workers.fsdp_workers import RewardModelWorker
 
 RESULT = "eval.json"
+CONFIG = "config.yaml"
 # Of a task's reward, from which on an episode passes.
 PASS_REWARD = 1.0
 
@@ -83,13 +87,33 @@ def name_in(config: PPOConfig, model: EvaluatedModel) -> str:
 
 
 def require_no_run(out: Path) -> None:
-    """Raises ConfigError where a folder is a training run's, whose files are not to be touched."""
+    """Raises ConfigError where a folder is a training run's, or has somebody else's config.yaml.
+
+    Their files are not to be touched.
+    """
+    for folder in (out, *out.parents):
+        if (folder / MANIFEST).is_file() and (folder / ACTOR).is_dir():
+            raise ConfigError([f"--out {out} lies in the checkpoint {folder}: name another folder"])
     has_checkpoints = any((out / name).exists() for name in (LATEST, SAVED_STEPS))
     has_metrics = (out / "metrics.jsonl").exists() and not (out / RESULT).exists()
     if has_checkpoints or has_metrics or any(out.glob("global_step_*")):
         raise ConfigError(
             [f"--out {out} is the folder of a training run: name another, {out / 'eval'} say"]
         )
+    settings = out / CONFIG
+    if settings.exists() and not _is_of_evaluation(settings):
+        raise ConfigError(
+            [f"--out {out} has a config.yaml that no evaluation wrote: name another folder"]
+        )
+
+
+def _is_of_evaluation(settings: Path) -> bool:
+    """Checks whether a config.yaml is that of an evaluation, which trains nothing."""
+    try:
+        found = flat_settings(settings.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError, YAMLError):
+        return False
+    return found.get("trainer.val_only") is True
 
 
 def evaluate_model(
@@ -108,15 +132,20 @@ def evaluate_model(
         step: that seeds sampling, as a training's validation at that step has it; None: the
             model's own.
         signals: are not listened to any more once the workers are shut down.
+    Raises:
+        ConfigError: `out` has files that are not an evaluation's.
         objects: arguments of the trainer's, as of `build_trainer`.
     """
+    require_no_run(out)
     trainer = _build_trainer(evaluation_config(config, model, out), model, objects)
     try:
         trainer.global_steps = model.step if step is None else step
         _require_vocabulary(trainer, model)
         _require_rows(trainer)
         trainer.init_workers()
-        write_atomically(out / "config.yaml", to_yaml(trainer.config))
+        # Those of an earlier evaluation may be of another model, and of its tokenizer.
+        trainer.recorder.shelf.set_aside()
+        write_atomically(out / CONFIG, to_yaml(trainer.config))
         engines: Any = trainer.rollout_wg
         engines.load_weights(model.weights)
         evaluation = _play(trainer, model)

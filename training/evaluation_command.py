@@ -5,6 +5,7 @@ Invariant: results are on disk before anything is said about them.
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -80,6 +81,8 @@ def read_words(argv: Sequence[str]) -> Wanted:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--pass-reward", type=float, default=PASS_REWARD)
     options, words = parser.parse_known_args(list(argv))
+    if not math.isfinite(options.pass_reward):
+        raise ConfigError([f"--pass-reward {options.pass_reward}: give a finite number"])
     models: tuple[str, ...] = (options.eval,)
     if options.against is not None:
         models = (options.eval, options.against)

@@ -420,11 +420,11 @@ class RayPPOTrainer:
         return validate(self)
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> Metrics:
-        special = self.tokenizer.all_special_ids
+        textless = self.alarms.textless_ids
         return {
             "training/global_step": self.global_steps,
             "training/epoch": self.position.epoch,
-            **compute_step_metrics(batch, timer.seconds, self.config.trainer.all_ranks, special),
+            **compute_step_metrics(batch, timer.seconds, self.config.trainer.all_ranks, textless),
             **metrics_of_episodes(self.multi_turn_rollout, self.global_steps),
             **take_model_metrics(self.config.agent.models, batch),
         }

@@ -128,13 +128,26 @@ def _read_pieces(
 
 
 def _read_lm(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
-    """Reads a language model whole, into CPU memory, on whichever rank."""
-    return AutoModelForCausalLM.from_pretrained(
+    """Reads a language model whole, into CPU memory, on whichever rank.
+
+    Raises:
+        ValueError: the folder lacks tensors of the model, which would be random numbers.
+    """
+    lm, found = AutoModelForCausalLM.from_pretrained(
         spec.path,
         config=spec.hf_config,
         dtype=dtype,
         trust_remote_code=spec.config.trust_remote_code,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
+    lacking = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    if lacking:
+        raise ValueError(
+            f"{spec.path}: its weights are not those of its config.json: {len(lacking)} tensors "
+            f"are missing or of another shape, as {lacking[0]}"
+        )
+    return lm
 
 
 def _with_saved_adapters(weights: EvaluatedWeights, spec: ModelSpec) -> nn.Module:

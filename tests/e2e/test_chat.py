@@ -168,6 +168,8 @@ def test_ctrl_c_ends_a_chat_with_its_record(tiny_game: Path, tmp_path: Path) -> 
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        # Whoever runs the tests may have it ignored, which a child inherits.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("guess\n")

@@ -131,6 +131,18 @@ def test_seeds_stand_on_one_page_as_a_line_with_a_band(browser: Browser, tmp_pat
     assert browser.console() == []
 
 
+def test_a_metric_that_one_of_two_runs_has_may_have_any_name(
+    browser: Browser, tmp_path: Path
+) -> None:
+    odd = {"constructor": 1.0, "__proto__": 2.0, "env/toString/reward": 0.5}
+    one = make_run(tmp_path / "one", steps(3, **odd), settings=["data.seed=1"])
+    other = make_run(tmp_path / "other", steps(3), settings=["trainer.alarms=off"])
+    page, _ = write_pages([other, one])
+    browser.open(page.as_uri())
+    browser.wait(DRAWN)
+    assert browser.console() == []
+
+
 def test_nothing_is_wider_than_a_narrow_window(browser: Browser, run_dir: Path) -> None:
     browser.resize(520, 900)
     open_page(browser, run_dir)

@@ -65,7 +65,7 @@ def test_a_programs_branches_are_a_tree_and_its_errors_are_shown(
     browser.open(page(tmp_path / "run", "#list"))
     address = browser.run("return viewer.episodeAddress(0, {color: 'fate'})")
     browser.open(page(tmp_path / "run", address))
-    browser.wait_for("return document.querySelector('.tree li li .node')")
+    browser.wait("document.querySelector('.tree li li .node')")
     text = browser.run("return document.querySelector('.tree li li .node').textContent")
     assert text.startswith("row 1: turn 2, ") and "tokens of row 0" in text
     text = browser.run("return document.querySelector('.program').textContent")

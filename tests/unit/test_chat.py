@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import sys
+from contextlib import suppress
 from dataclasses import asdict
 
 import pytest
@@ -11,6 +15,7 @@ from custom.agent import AgentSpec
 from custom.envs.person import PersonEnvironment, PersonsReply
 from training.chat.players import CallsHere
 from training.chat.terminal import EnvironmentsVoice, Terminal, printable
+from training.run.signals import EndingSignals
 
 
 def terminal(typed: str) -> tuple[Terminal, io.StringIO]:
@@ -111,3 +116,49 @@ def test_tools_answer_their_calls_and_the_person_all_else() -> None:
     assert "5" in tool.messages[0]["content"] and not tool.done
     assert (last.reward, last.done, last.tool_calls) == (1.0, True, [])
     assert not end.failure
+
+
+def test_ctrl_c_between_two_questions_ends_the_episode_when_the_person_is_asked() -> None:
+    # A shell may have started the tests with it ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with EndingSignals() as signals:
+            typed = io.StringIO("hello\n/reward 1\nnever read\n")
+            person = Terminal(typed, io.StringIO(), signals)
+            signals.postpone = lambda: not person.is_reading
+            voice = EnvironmentsVoice(person)
+            assert voice.ask().text == "hello"
+            # While the policy answers, say, or the reply is on its way.
+            os.kill(os.getpid(), signal.SIGINT)
+            assert voice.ask() == PersonsReply("", done=True)
+            with pytest.raises(KeyboardInterrupt):
+                person.pause()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_person_who_reads_no_more_has_left_and_the_episode_ends() -> None:
+    """As with `| tee log`, which Ctrl-C ends first."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    nobody = os.fdopen(writer, "w")
+    try:
+        person = Terminal(io.StringIO("never read\n"), nobody)
+        person.show("a line")
+        assert person.has_ended
+        with pytest.raises(EOFError):
+            EnvironmentsVoice(person).ask()
+    finally:
+        # What is left in its buffer has nowhere to go.
+        with suppress(BrokenPipeError):
+            nobody.close()
+
+
+def test_a_process_without_input_and_output_has_a_person_who_has_left(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys, "stdout", None)
+    person = Terminal()
+    person.show("nobody reads it")
+    with pytest.raises(EOFError):
+        person.line("> ")
+    person.pause()

@@ -73,3 +73,15 @@ def test_weights_of_another_model_are_refused(
     weights = EvaluatedWeights("checkpoint", saved(lm, tmp_path))
     with pytest.raises(ValueError, match="saved by another model"):
         read_checkpoint(weights, spec, torch.float32)
+
+
+def test_a_folder_that_lacks_tensors_is_refused_and_not_filled_with_random_numbers(
+    tiny_task: Path, tmp_path: Path
+) -> None:
+    lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model")
+    state = lm.state_dict()
+    name = next(name for name in state if name.endswith("norm.weight"))
+    lm.save_pretrained(tmp_path, state_dict={key: state[key] for key in state if key != name})
+    spec = ModelSpec(ModelConfig(path=str(tmp_path)), str(tmp_path), torch.device("cpu"))
+    with pytest.raises(ValueError, match=f"1 tensors are missing or of another shape, as {name}"):
+        evaluated_weights._read_lm(spec, torch.float32)

@@ -210,6 +210,29 @@ def test_the_folder_of_a_run_takes_no_results(tmp_path: Path) -> None:
     require_no_run(tmp_path)
 
 
+def test_a_checkpoint_and_somebody_elses_config_stay_as_they_are(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run/global_step_2"
+    (checkpoint / "actor").mkdir(parents=True)
+    (checkpoint / "manifest.json").touch()
+    for folder in (checkpoint, checkpoint / "actor/new"):
+        with pytest.raises(ConfigError, match="lies in the checkpoint"):
+            require_no_run(folder)
+    mine = tmp_path / "config.yaml"
+    for text in ("precious: 1\n", "", "a: [", "trainer: {val_only: false}\n"):
+        mine.write_text(text)
+        with pytest.raises(ConfigError, match="no evaluation wrote"):
+            require_no_run(tmp_path)
+    # An evaluation that was interrupted has left this, and is made again.
+    mine.write_text("trainer: {val_only: true}\n")
+    require_no_run(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_what_passes_is_a_finite_reward(number: str) -> None:
+    with pytest.raises(ConfigError, match="give a finite number"):
+        read_words(["a.yaml", "--eval", "m", f"--pass-reward={number}"])
+
+
 def test_words_of_an_evaluation_are_told_from_the_configurations() -> None:
     argv = ["a.yaml", "--eval", "m", "x.y=1", "--n", "4", "--against=other", "--explain"]
     assert chosen_mode(argv) == "--eval"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -334,11 +335,31 @@ def test_a_folder_that_holds_something_is_never_written_to(
         export.export(run_dir, run_dir / f"global_step_{STEP}/out")
 
     def fill_up(*arguments: Any, **settings: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(exported_model, "save_file", fill_up)
     assert export.main([str(run_dir), str(tmp_path / "full")]) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+def test_links_are_followed_and_a_run_takes_nothing_for_its_own(
+    tmp_path: Path, run_of: Callable[[str], tuple[Path, torch.Tensor]]
+) -> None:
+    run_dir, _ = run_of("plain")
+    checkpoint = run_dir / f"global_step_{STEP}"
+    (tmp_path / "inside").symlink_to(checkpoint)
+    with pytest.raises(CannotUse, match="lies in the checkpoint"):
+        export.export(run_dir, tmp_path / "inside/out")
+    with pytest.raises(CannotUse, match="has the name of a checkpoint"):
+        export.export(run_dir, run_dir / f"global_step_{STEP + 1}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    export.export(run_dir, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "empty/config.json").exists()
+    outside = checkpoint / "../.." / "out"
+    export.export(run_dir, outside)
+    assert (outside.resolve() / "config.json").exists()
+    shutil.rmtree(outside.resolve())
 
 
 def test_weights_are_a_folder_for_engines_as_long_as_the_block_runs(

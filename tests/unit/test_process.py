@@ -54,6 +54,24 @@ def test_a_postponed_signal_waits_for_the_step_and_a_second_one_does_not() -> No
             signal.signal(number, before if number == signal.SIGINT else signal.SIG_DFL)
 
 
+def test_a_signal_ends_the_run_also_where_nobody_reads_its_errors_any_more() -> None:
+    """As with `2>&1 | tee log`, which Ctrl-C ends first."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    errors = os.dup(2)
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 2)
+    try:
+        with EndingSignals() as signals, pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == signal.SIGINT
+    finally:
+        os.dup2(errors, 2)
+        for file in (errors, writer):
+            os.close(file)
+        signal.signal(signal.SIGINT, before)
+
+
 def test_ranks_have_gpus_where_the_config_says_so_or_this_machine_has_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -259,3 +259,10 @@ def test_a_store_that_is_gone_has_nothing_to_tell() -> None:
     assert reports.read().episodes == 8
     del store
     assert reports.read() in (Played(), Played(8, 2, 500, 4.0))
+
+
+def test_a_process_without_standard_error_is_watched_by_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not progress.somebody_watches()

@@ -164,3 +164,11 @@ def test_a_new_run_sets_the_records_of_an_old_one_aside(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "episodes.old") == [1, 2, 3]
     assert [path.name for path in (tmp_path / "episodes.old/tokenizer").iterdir()] == ["1"]
     assert (folder / "notes.txt").exists()
+
+
+def test_the_tokenizer_of_a_run_that_recorded_nothing_is_no_later_ones(tmp_path: Path) -> None:
+    folder = tmp_path / "episodes"
+    (folder / "tokenizer").mkdir(parents=True)
+    RecordShelf(folder, 1e9).set_aside()
+    assert not (folder / "tokenizer").exists()
+    assert (tmp_path / "episodes.old/tokenizer").is_dir()

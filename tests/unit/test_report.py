@@ -1,6 +1,7 @@
 """Tests the report: reading metrics.jsonl, the table and the picture."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.run.report import read_metrics, write_report
+from training.run.report import main, read_metrics, write_report
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +61,28 @@ def test_picture_is_written(tmp_path):
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG") and (
         tmp_path / "report.png"
     ).stat().st_size > 20_000
+
+
+def test_names_are_no_formulas_and_numbers_may_be_larger_than_any(tmp_path):
+    folder = tmp_path / os.fsdecode(b"$a_{$ \xfc")
+    folder.mkdir()
+    steps = [{"step": 1, "critic/score/mean": 10**400, "val-core/$b_{$/reward/mean@1": 0.5}]
+    steps += [{"step": 2, "critic/score/mean": 1.0}, {"step": 3, "critic/score/mean": 2.0}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    assert "reward" in write_report(folder)
+    assert (folder / "report.png").stat().st_size > 1000
+
+
+def test_a_folder_that_takes_no_picture_has_its_table_and_its_page_elsewhere(tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "report.png").mkdir(parents=True)
+    steps = [{"step": step, "critic/score/mean": step} for step in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    main([str(run), "--out", str(tmp_path / "page.html")])
+    printed = capsys.readouterr()
+    assert "reward" in printed.out and f"page: {tmp_path / 'page.html'}" in printed.out
+    assert "no picture: " in printed.err
+    assert {path.name for path in run.iterdir()} == {"metrics.jsonl", "report.png"}
 
 
 def test_a_run_of_one_step_with_nothing_but_a_reward_works(tmp_path):

@@ -110,6 +110,18 @@ def test_a_tracker_that_fails_costs_its_own_lines_and_leaves_no_process(
         assert "2 s" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"), [("os._exit(7)", "exit code 7"), ("os.kill(os.getpid(), 9)", "signal 9")]
+)
+def test_how_a_trackers_process_ended_is_told(
+    package: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, told: str
+) -> None:
+    (package / "log").write_text(fault)
+    with tracking(tmp_path) as trackers:
+        trackers.log({"x": 1.0}, 1)
+    assert f"its process ended: {told}; its own words are in" in caplog.text
+
+
 def test_one_failed_step_does_not_cost_the_next(package: Path, tmp_path: Path) -> None:
     (package / "log").write_text("os.remove(HERE / 'log'); raise OSError('no network')")
     with tracking(tmp_path) as trackers:

@@ -9,7 +9,7 @@
 MODEL is a Hugging Face folder, a checkpoint or a run's folder (training/run/named_model.py).
 Without --as the person is the environment, or, where one is configured, the watcher. Invariant:
 turns, tokens, limits and tools are those of training; the record is written however the episode
-ends.
+ends. Ctrl-C ends it when the person is asked next, twice ends it at once; the record is whole.
 """
 
 import argparse
@@ -37,6 +37,7 @@ from training.chat.terminal import ENVIRONMENT_HELP, HELP, EnvironmentsVoice, Te
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, load_config
+from training.config.resources.files import unwritable_folder
 from training.run.episode_files import write_episodes
 from training.run.files import from_here
 from training.run.model_source import local_model, tokenizer_folder
@@ -116,7 +117,7 @@ def chat_command(argv: Sequence[str], signals: EndingSignals) -> int:
     """
     args, words = make_parser().parse_known_args(argv)
     try:
-        chat = read_chat(args, words)
+        chat = read_chat(args, words, signals)
         with _model(args.chat, chat) as (model, engine):
             return play(chat, model, engine)
     except CannotUse as error:
@@ -136,7 +137,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_chat(args: argparse.Namespace, words: Sequence[str]) -> Chat:
+def read_chat(args: argparse.Namespace, words: Sequence[str], signals: EndingSignals) -> Chat:
     """Reads the config for one rank and one episode.
 
     Raises:
@@ -158,6 +159,9 @@ def read_chat(args: argparse.Namespace, words: Sequence[str]) -> Chat:
     out = args.out or run_dir / "chats" / time.strftime("%Y-%m-%d_%H-%M-%S")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError([f"--out={out} is there already: name another folder"])
+    unwritable = list(unwritable_folder("--out", str(out)))
+    if unwritable:
+        raise ConfigError(unwritable)
     own.append(f"agent.episodes_dir={out.absolute() / 'episodes'}")
     # Read again as the episode is played, so that its config.yaml says so.
     own.append(f"actor_rollout_ref.model.path={tokenizer_folder(args.chat)}")
@@ -166,7 +170,7 @@ def read_chat(args: argparse.Namespace, words: Sequence[str]) -> Chat:
         "actor_rollout_ref.rollout.lora_as_adapter=false",
     ]
     config = load_config([*words, *ONE_EPISODE, *own], check=False).config
-    return Chat(config, role, args.episode, out, Terminal())
+    return Chat(config, role, args.episode, out, Terminal(signals=signals))
 
 
 @contextmanager
@@ -210,6 +214,9 @@ def play(chat: Chat, model: ModelSpec, engine: BaseRollout) -> int:
     """Plays the episode to its end and writes its record; returns the exit code."""
     specs = chat.specs
     described = describe(chat, specs)
+    signals = chat.terminal.signals
+    signals.step = "turn"
+    signals.postpone = lambda: not chat.terminal.is_reading
     with closing(AgentRollout(chat.config, engine, model.tokenizer, specs, None)) as rollout:
         batch = rollout.batch_of(described)
         episode = batch.episodes[0]
@@ -225,6 +232,8 @@ def play(chat: Chat, model: ModelSpec, engine: BaseRollout) -> int:
             rollout.loop.run(batch)
         except (EOFError, KeyboardInterrupt):
             _leave(episode)
+        # Who presses Ctrl-C once more has a whole record all the same.
+        signals.close()
         if person is not None:
             episode.task = person.task
         if chat.role == "policy" and episode.ending == LEFT:

@@ -75,7 +75,7 @@ class ShownCalls:
         terminal: where it is shown.
         episode, limits: what is played, and how far.
         shows_policy: the policy's turns are shown, as nobody has typed them.
-        pauses: a turn is shown before the environment is asked, and Enter goes on.
+        pauses: Enter goes on before the environment is asked.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ShownCalls:
             self.terminal.show_message("policy", text)
         self.terminal.show(f"({describe_turn(self.episode, self.limits)})")
         if self.pauses:
-            self.pauses = self.terminal.pause()
+            self.terminal.pause()
         self.calls.step(key, text)
 
     def finish(self, key: int, ending: str) -> None:

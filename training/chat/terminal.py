@@ -3,17 +3,19 @@
 A message is a line; a line that ends in a backslash goes on in the next, and between two lines of
 three double quotes stands a message of many. A line that begins with a slash is a command, and with
 two slashes a message that begins with one. Invariant: what a model or an environment wrote is shown
-as text: it moves no cursor and changes no colour.
+as text: it moves no cursor and changes no colour; and Ctrl-C ends a chat where the person is asked.
 """
 
 import math
 import sys
 import unicodedata
 from collections.abc import Callable
-from io import TextIOWrapper
+from contextlib import suppress
+from io import StringIO, TextIOWrapper
 from typing import TextIO
 
 from custom.envs.person import PersonsReply
+from training.run.signals import EndingSignals
 
 BLOCK = '"""'
 HELP = """\
@@ -47,11 +49,25 @@ class Terminal:
     Args:
         lines: where the person types; None: the process's own input.
         out: where text is shown; None: the process's own output.
+        signals: those that end the chat. What comes while nothing is read waits until it is.
+
+    Attributes:
+        is_reading: a line is being read.
+        has_ended: no more is typed.
     """
 
-    def __init__(self, lines: TextIO | None = None, out: TextIO | None = None) -> None:
-        self.lines = lines or sys.stdin
-        self.out = out or sys.stdout
+    def __init__(
+        self,
+        lines: TextIO | None = None,
+        out: TextIO | None = None,
+        signals: EndingSignals | None = None,
+    ) -> None:
+        # A process may have neither.
+        self.lines = lines or sys.stdin or StringIO()
+        self.out = out or sys.stdout or StringIO()
+        self.signals = signals or EndingSignals()
+        self.is_reading = False
+        self.has_ended = False
         for stream, errors in ((self.lines, "replace"), (self.out, "backslashreplace")):
             # What is no text in the terminal's encoding ends no episode.
             if isinstance(stream, TextIOWrapper):
@@ -63,8 +79,17 @@ class Terminal:
 
     def show(self, text: str) -> None:
         """Shows a text and a line's end."""
-        self.out.write(printable(text) + "\n")
-        self.out.flush()
+        self._write(printable(text) + "\n")
+
+    def _write(self, text: str) -> None:
+        """Writes a text as it is; a person who reads no more has left, which costs no record."""
+        try:
+            self.out.write(text)
+            self.out.flush()
+        except OSError:
+            # A closed terminal, or a `tee` that Ctrl-C has ended.
+            self.out = StringIO()
+            self.has_ended = True
 
     def show_message(self, role: str, text: str) -> None:
         """Shows a message under who wrote it, its lines indented."""
@@ -76,15 +101,32 @@ class Terminal:
         """Reads a line.
 
         Raises:
-            EOFError: there is none; KeyboardInterrupt: Ctrl-C.
+            EOFError: there is none; KeyboardInterrupt: Ctrl-C, now or since the last line.
         """
+        self.is_reading = True
+        try:
+            self.require_person()
+            return self._read(prompt)
+        except (EOFError, OSError):
+            self.has_ended = True
+            raise EOFError from None
+        finally:
+            self.is_reading = False
+
+    def require_person(self) -> None:
+        """Raises KeyboardInterrupt where the person has left by Ctrl-C."""
+        if self.signals.received:
+            raise KeyboardInterrupt
+
+    def _read(self, prompt: str) -> str:
+        if self.has_ended:
+            raise EOFError
         if self.is_terminal:
             return input(prompt)
-        self.out.write(prompt)
-        self.out.flush()
+        self._write(prompt)
         line = self.lines.readline()
         if not line:
-            self.out.write("\n")
+            self._write("\n")
             raise EOFError
         return line.rstrip("\r\n")
 
@@ -120,13 +162,16 @@ class Terminal:
             lines.append(line)
         return "\n".join(lines)
 
-    def pause(self) -> bool:
-        """Waits for Enter; returns False where no more is typed, so that nobody waits again."""
-        try:
-            self.line("Enter goes on ")
-        except EOFError:
-            return False
-        return True
+    def pause(self) -> None:
+        """Waits for Enter, unless no more is typed.
+
+        Raises:
+            KeyboardInterrupt: the person has left.
+        """
+        self.require_person()
+        if not self.has_ended:
+            with suppress(EOFError):
+                self.line("Enter goes on ")
 
 
 class EnvironmentsVoice:

@@ -44,6 +44,14 @@ def find_run(folder: Path, number: int) -> RunFolder:
     )
 
 
+def require_each_once(runs: Sequence[RunFolder]) -> None:
+    """Raises ValueError where two runs are one, whose episodes would be counted twice."""
+    places = [run.episodes.resolve() for run in runs]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise ValueError(f"{runs[number].folder} is given twice: name each run once")
+
+
 def _configured(config: Path) -> list[Path]:
     """Returns the folder that a recorded config names, if it can be read and names one."""
     try:
@@ -91,11 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         runs = [find_run(folder, number) for number, folder in enumerate(args.runs)]
+        require_each_once(runs)
         out = args.out or runs[0].folder / "viewer"
         report = build_viewer(runs, out)
     except (OSError, ValueError) as error:
         print(f"python -m training.run.episodes: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("python -m training.run.episodes: interrupted, no viewer was made", file=sys.stderr)
+        return 130
     if args.out is None:
         rewrite_page(runs[0].folder)
     print(summary(report, out))

@@ -35,6 +35,8 @@ INTERRUPTED = "interrupted"
 FAILED = "failed"
 # Seconds since 1970 that no clock shows.
 LAST_TIME = 1e11
+# No run gets further; pages hold steps in 32 bits.
+LAST_STEP = 2**31 - 1
 # Of a metrics.jsonl: more than a step's line.
 LAST_BYTES = 1 << 20
 
@@ -152,7 +154,8 @@ def _read_event(line: str) -> Event:
     event = json.loads(line)
     if not isinstance(event, dict):
         raise ValueError("it is no object")
-    whole_step = type(event.get("step")) is int
+    step = event.get("step")
+    whole_step = type(step) is int and 0 <= step <= LAST_STEP
     seconds = event.get("time")
     timed = isinstance(seconds, int | float) and 0 <= seconds < LAST_TIME
     if not whole_step or not timed or event.get("kind") not in KINDS:

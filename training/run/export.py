@@ -11,6 +11,7 @@ folder stays as it is.
 
 import argparse
 import logging
+import re
 import shutil
 import sys
 import uuid
@@ -49,6 +50,8 @@ def export(
         CannotUse: there is no checkpoint that can be exported, or `out` holds something.
         OSError: `out` cannot be written.
     """
+    # A link leads to the folder that is meant.
+    out = out.resolve()
     model = find_checkpoint_model(checkpoint, base)
     _require_free(out, model.checkpoint)
     if adapter:
@@ -64,26 +67,28 @@ def export(
             step=step_of_checkpoint(model.checkpoint),
             dtype=dtype,
             is_adapter=adapter,
-            name=out.absolute().name,
+            name=out.name,
         )
         write_card(folder, facts)
     return model
 
 
 def _require_free(out: Path, checkpoint: Path) -> None:
-    """Raises CannotUse where the folder holds something, or would be pruned with a checkpoint."""
+    """Raises CannotUse where the folder holds something, or the run would take it for its own."""
     if out.exists() and not out.is_dir():
         raise CannotUse(f"{out} is a file; name a folder that is not there yet")
     if out.is_dir() and any(out.iterdir()):
         raise CannotUse(f"{out} is not empty; name another folder, or empty it")
-    if out.absolute().is_relative_to(checkpoint):
+    checkpoint = checkpoint.resolve()
+    if out.is_relative_to(checkpoint):
         raise CannotUse(f"{out} lies in the checkpoint, which a run removes; name a folder outside")
+    if out.parent == checkpoint.parent and re.fullmatch(r"global_step_\d+", out.name):
+        raise CannotUse(f"{out} has the name of a checkpoint of the run; name another folder")
 
 
 @contextmanager
 def _appearing_whole(out: Path) -> Iterator[Path]:
     """Gives a temporary folder that is renamed to `out` when the block has ended well."""
-    out = out.absolute()
     temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     temporary.mkdir(parents=True)
     try:

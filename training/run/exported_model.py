@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -198,8 +198,16 @@ def write_shards(weights: Iterator[tuple[str, Tensor]], out: Path) -> None:
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    """Writes tensors to a file that others may read, as they may the files beside it."""
-    save_file(tensors, path, metadata=METADATA)
+    """Writes tensors to a file that others may read, as they may the files beside it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        save_file(tensors, path, metadata=METADATA)
+    # Of the library's own kind, a full disk included.
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from error
     path.chmod(0o644)
 
 

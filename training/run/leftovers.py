@@ -81,10 +81,13 @@ def _end_marked(mark: str) -> None:
 def _marked(mark: str) -> list[psutil.Process]:
     """Lists the processes that carry the mark and live, but those that end by themselves."""
     found = []
-    for process in psutil.process_iter():
+    # Not process_iter, which remembers processes: one that has an earlier one's number would be
+    # named as that, and not be ended.
+    for number in psutil.pids():
         # It may end meanwhile, or be another user's.
         with suppress(psutil.Error, OSError):
-            if process.pid == os.getpid() or not _carries(process, mark):
+            process = psutil.Process(number)
+            if number == os.getpid() or not _carries(process, mark):
                 continue
             ends_by_itself = ENDS_BY_ITSELF in " ".join(process.cmdline())
             if process.status() != psutil.STATUS_ZOMBIE and not ends_by_itself:

@@ -165,7 +165,9 @@ def somebody_watches() -> bool:
     """Returns whether this is a notebook, or standard error a terminal that can redraw a line."""
     if "ipykernel" in sys.modules:
         return True
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    # A process may have none.
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return is_terminal and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
@@ -174,7 +176,7 @@ def printing_above(bar: tqdm) -> Iterator[None]:
 
     In a notebook the bar is not part of the text, and nothing is done.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     stdout, stderr = sys.stdout, sys.stderr

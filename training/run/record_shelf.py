@@ -122,7 +122,8 @@ class RecordShelf:
     def set_aside(self) -> None:
         """Moves all records to FOLDER.old, out of the way of a run that begins."""
         files = record_files(self.folder)
-        if not files:
+        # Of a run that ended before its first record the tokenizer alone is there.
+        if not files and not (self.folder / TOKENIZER).is_dir():
             return
         aside = self.folder.with_name(self.folder.name + ".old")
         for old in record_files(aside):

@@ -130,4 +130,6 @@ def flat_settings(text: str) -> dict[str, Any]:
     settings = yaml.safe_load(text)
     if not isinstance(settings, dict):
         raise ValueError("it is empty" if settings is None else "it holds no settings")
-    return pd.json_normalize(settings).iloc[0].to_dict()
+    flat = pd.json_normalize(settings).iloc[0].to_dict()
+    # A damaged file may have numbers for keys.
+    return {str(key): value for key, value in flat.items()}

@@ -11,6 +11,7 @@ run, so that it works while a run goes on and after a crash.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ import numpy as np
 import pandas as pd
 
 from training.run.page.content import make_content
-from training.run.page.html import write_html
+from training.run.page.html import without_broken_characters, write_html
+from training.run.page.metric_store import as_float
 from training.run.page.run_folder import RUNNING, RunFolder
 from training.run.page.writer import PAGE, PageSchedule
 from training.run.trackers import read_records
@@ -53,8 +55,9 @@ def read_metrics(path: Path) -> pd.DataFrame:
     records = list(read_records(path)) if path.is_file() else []
     if not records:
         raise ValueError(f"{path} holds no steps; a run writes them when trainer.logger has 'file'")
-    metrics = pd.DataFrame(records).groupby("step").last().astype(float)
-    return metrics.replace([np.inf, -np.inf], np.nan)
+    numbers = [{name: as_float(value) for name, value in record.items()} for record in records]
+    metrics = pd.DataFrame(numbers).groupby("step").last()
+    return metrics.set_index(metrics.index.astype(int)).replace([np.inf, -np.inf], np.nan)
 
 
 def write_report(run_dir: str | Path) -> str:
@@ -62,13 +65,20 @@ def write_report(run_dir: str | Path) -> str:
 
     Raises:
         ValueError: there is no metrics.jsonl, or no reward in it.
+        OSError: the picture cannot be written; an old one stays.
     """
-    metrics = read_metrics(Path(run_dir) / "metrics.jsonl")
+    metrics = _read_rewarded(Path(run_dir))
+    _draw(metrics, Path(run_dir))
+    return _make_table(metrics)
+
+
+def _read_rewarded(run_dir: Path) -> pd.DataFrame:
+    """Reads the metrics of a run that has rewards; raises ValueError where there are none."""
+    metrics = read_metrics(run_dir / "metrics.jsonl")
     if REWARD_KEY not in metrics:
         names = ", ".join(sorted(metrics)) or "nothing"
         raise ValueError(f"metrics.jsonl has no {REWARD_KEY!r}; it has: {names}")
-    _draw(metrics, Path(run_dir))
-    return _make_table(metrics).to_string(float_format="{:.4g}".format)
+    return metrics
 
 
 def write_pages(
@@ -107,7 +117,7 @@ def watch_pages(run_dirs: Sequence[Path], page: Path | None) -> None:
             time.sleep(LOOK_S)
 
 
-def _make_table(metrics: pd.DataFrame) -> pd.DataFrame:
+def _make_table(metrics: pd.DataFrame) -> str:
     """Averages the first steps and the last; no step is in both, but where there is only one."""
     rewarded = metrics[REWARD_KEY].dropna()
     window = max(1, min(WINDOW, len(rewarded) // 2))
@@ -122,7 +132,7 @@ def _make_table(metrics: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     if len(rewarded) == 1:
         table = table[columns[1:]].set_axis([f"step {rewarded.index[0]}"], axis="columns")
-    return table
+    return table.to_string(float_format="{:.4g}".format)
 
 
 def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
@@ -133,11 +143,9 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     smoothed = rewards.rolling(WINDOW, center=True, min_periods=1).mean()
     figure = Figure(figsize=(9, 4), layout="constrained", dpi=130)
     axes = figure.subplots()
-    axes.set(
-        title="/".join(run_dir.resolve().parts[-2:]),
-        xlabel="step",
-        ylabel="mean reward of an episode",
-    )
+    # Names are no formulas, whatever dollar signs they have.
+    axes.set_title(without_broken_characters(RunFolder(run_dir).name), parse_math=False)
+    axes.set(xlabel="step", ylabel="mean reward of an episode")
     axes.grid(axis="y", alpha=0.3)
     axes.plot(rewards, alpha=0.3, linewidth=1, label="each training step")
     axes.plot(smoothed, color="C0", linewidth=2, label=f"its mean over {WINDOW} steps")
@@ -145,8 +153,15 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     for key in validation[:MOST_VALIDATION_CURVES]:
         label = f"validation: {short_name(key)}"
         axes.plot(metrics[key].dropna(), "o-", markersize=4, linewidth=1, label=label)
-    axes.legend(frameon=False, fontsize=8)
-    figure.savefig(run_dir / "report.png")
+    for text in axes.legend(frameon=False, fontsize=8).get_texts():
+        text.set_parse_math(False)
+    # Half a picture on a full disk takes nobody's place.
+    temporary = run_dir / f"report.{os.getpid()}.tmp"
+    try:
+        figure.savefig(temporary, format="png")
+        temporary.replace(run_dir / "report.png")
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -178,9 +193,15 @@ def main(argv: Sequence[str]) -> None:
 def _print_table(run_dir: Path) -> None:
     """Prints a run's table and draws its reward; a run without rewards has a page alone."""
     try:
-        print(write_report(run_dir))
+        metrics = _read_rewarded(run_dir)
     except ValueError as error:
         print(f"no table: {error}", file=sys.stderr)
+        return
+    print(_make_table(metrics))
+    try:
+        _draw(metrics, run_dir)
+    except OSError as error:
+        print(f"no picture: {error}", file=sys.stderr)
         return
     print(f"\nreward curve: {run_dir / 'report.png'}")
 

@@ -69,9 +69,9 @@ class EndingSignals:
     """Turns Ctrl-C, SIGTERM and SIGHUP into KeyboardInterrupt, which runs the `finally` blocks.
 
     While `postpone()` is true the first of them only sets `received`, and the run ends by itself
-    when its step is done. What comes after `close` is ignored, since the clean-up takes but seconds
-    and must be whole. A signal that is ignored already (nohup) stays so. As a context manager it
-    gives the signals back at the end.
+    when its step is done; `step` says in a word what that is. What comes after `close` is ignored,
+    since the clean-up takes but seconds and must be whole. A signal that is ignored already (nohup)
+    stays so. As a context manager it gives the signals back at the end.
     """
 
     def __init__(self, postpone: Callable[[], bool] = lambda: False) -> None:
@@ -79,6 +79,7 @@ class EndingSignals:
         self.open = True
         self.received_at = 0.0
         self.postpone = postpone
+        self.step = "step"
         self.previous_handlers: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
@@ -113,8 +114,10 @@ class EndingSignals:
         self.received_at = now
         how = "ending the run"
         if ends_later:
-            how = "ending the run after this step; once more: at once"
-        # Not print: the signal may have come in the midst of one.
-        os.write(2, f"\n{signal.Signals(number).name}: {how}\n".encode())
+            how = f"ending the run after this {self.step}; once more: at once"
+        # Nobody may read it any more: Ctrl-C has ended `tee`, say.
+        with suppress(OSError):
+            # Not print: the signal may have come in the midst of one.
+            os.write(2, f"\n{signal.Signals(number).name}: {how}\n".encode())
         if not ends_later:
             raise KeyboardInterrupt

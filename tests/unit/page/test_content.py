@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.unit.page.made_runs import content_in, content_of, curve_in, event, m
 from training.run.alarms import ADVICE
 from training.run.page.alarm_rows import meanings
 from training.run.page.content import make_content, visible
-from training.run.page.html import ASSETS, LIBRARY, SCRIPTS, as_json, make_html
+from training.run.page.html import ASSETS, LIBRARY, SCRIPTS, as_json, make_html, write_html
 from training.run.page.run_folder import RunFolder
 from training.run.run_lock import run_lock
 
@@ -152,6 +153,8 @@ def test_damaged_events_and_metrics_are_left_out(tmp_path: Path) -> None:
         '{"time": 1, "step": 1, "kind": "never heard of"}',
         '{"time": 1, "step": 1, "kind": "start", "name": 5, "versions": [1], "command": null}',
         '{"time": 1, "step": 1, "kind": "alarm", "view": 7}',
+        f'{{"time": 1, "step": {10**30}, "kind": "checkpoint"}}',
+        '{"time": 1, "step": -1, "kind": "checkpoint"}',
         '{"time": 1, "step": 1, "kind": "al',
     ]
     (tmp_path / "events.jsonl").write_text("\n".join(lines))
@@ -172,6 +175,16 @@ def test_one_step_no_steps_and_numbers_that_are_none_have_a_page(tmp_path: Path)
     bad = content_of(make_run(tmp_path / "bad", wrong))
     assert bad["groups"][0]["curves"]["critic/score/mean"]["notFinite"] == 1
     assert bad["runs"][0]["stepTimes"]["columns"]["whole step"] == [None]
+
+
+def test_a_folder_whose_name_is_no_utf_8_has_a_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / os.fsdecode(b"l\xfcbeck"), steps(1))
+    content = make_content([RunFolder.read(folder)], folder / "report.html")
+    assert content["runs"][0]["viewer"]["href"] == "viewer/index.html"
+    page = tmp_path / "page.html"
+    write_html(make_content([RunFolder.read(folder)], page), page)
+    link = content_in(page.read_text())["runs"][0]["viewer"]["href"]
+    assert link == "l%FCbeck/viewer/index.html"
 
 
 def test_a_folder_of_no_run_is_refused(tmp_path: Path) -> None:

@@ -67,6 +67,17 @@ def test_damaged_or_missing_settings_are_none(tmp_path: Path) -> None:
     assert read_settings(tmp_path / "none.yaml") == {}
 
 
+def test_odd_settings_and_what_is_named_like_them_cost_no_page(tmp_path: Path) -> None:
+    make_run(tmp_path, steps(2))
+    (tmp_path / "config.yaml").write_text("1: 2\n3: {4: 5}\nagent: 7\n")
+    (tmp_path / "config.1.yaml").mkdir()
+    for name in ("config.².yaml", "config..yaml"):
+        (tmp_path / name).write_text("# steps 1 to 1\n{}")
+    (tmp_path / "config.2.yaml").write_text(f"# steps 1 to {10**30}\nhello")
+    run = content_of(tmp_path)["runs"][0]
+    assert run["changes"] == [] and run["settings"][0]["key"] == "1"
+
+
 def test_a_missing_setting_is_not_the_same_as_null() -> None:
     assert changed_settings({"a": None}, {}) == {"a": ("null", "not set")}
     assert as_text("x" * 10_000).endswith("…") and len(as_text("x" * 10_000)) < 1000

@@ -310,6 +310,72 @@ def test_a_folder_that_is_no_viewer_is_not_replaced(
     assert "holds no episodes" in capsys.readouterr().err
 
 
+def test_nobodys_files_are_lost_beside_a_viewer_or_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path, Made(steps=1))
+    (tmp_path / "viewer.new").mkdir()
+    (tmp_path / "viewer.new/thing").write_text("kept")
+    viewer = make_viewer(tmp_path)
+    assert (tmp_path / "viewer.new/thing").read_text() == "kept"
+    (viewer / "notes.txt").write_text("what I saw")
+    assert main([str(tmp_path)]) == 2
+    assert "notes.txt in it is not of one" in capsys.readouterr().err
+    assert (viewer / "notes.txt").exists() and (viewer / "index.html").exists()
+    extension = tmp_path / "extension"
+    extension.mkdir()
+    (extension / "manifest.js").write_text("mine()")
+    assert main([str(tmp_path), "--out", str(extension)]) == 2
+    assert (extension / "manifest.js").read_text() == "mine()"
+    assert main([str(tmp_path), "--out", str(extension / "manifest.js")]) == 2
+    assert "is a file" in capsys.readouterr().err
+
+
+def test_a_link_and_the_folder_that_one_stands_in_may_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run", Made(steps=1))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    for _ in range(2):
+        assert main([str(tmp_path / "run"), "--out", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "there/index.html").exists()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main([str(tmp_path / "run"), "--out", "."]) == 0
+    assert (tmp_path / "here/index.html").exists()
+
+
+def test_what_breaks_off_leaves_the_old_viewer_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, Made(steps=1))
+    viewer = make_viewer(tmp_path)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("training.run.viewer.data_files.DataFolder.write", full)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert main([str(tmp_path)]) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (viewer / "index.html").exists()
+
+
+def test_runs_of_one_name_are_told_apart_and_one_run_is_not_taken_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = tmp_path / "one/seed/run"
+    other = tmp_path / "other/seed/run"
+    for run in (one, other):
+        make_run(run, Made(steps=1))
+    viewer = make_viewer(one, other)
+    labels = [run["label"] for run in manifest(viewer)["runs"]]
+    assert labels == [str(one), str(other)]
+    assert main([str(one), str(one / "episodes")]) == 2
+    assert "is given twice" in capsys.readouterr().err
+
+
 def test_a_viewer_is_replaced_by_a_newer_one(tmp_path: Path) -> None:
     folder = make_run(tmp_path, Made(steps=2))
     viewer = make_viewer(tmp_path)

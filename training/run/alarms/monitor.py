@@ -8,6 +8,7 @@ run with and without them has the same numbers.
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,8 @@ from training.run.alarms.repeat_rules import RepeatRules
 from training.run.alarms.reward_rules import FEWEST_EPISODES, RewardRules, ScoreRules
 from training.run.alarms.sampling_rules import SamplingRules
 from training.run.alarms.silence_rules import SilenceRules
+from training.run.alarms.spread_rules import GroupSpread
+from training.run.metrics.textless_ids import textless_ids
 
 # The package's own name, as it is what users know.
 logger = logging.getLogger("training.run.alarms")
@@ -66,6 +69,7 @@ class Alarms:
     Attributes:
         paid_by_environment: the environment's rewards are the scores, and nothing else is.
         said: the alarms that the last step's check has logged.
+        textless_ids: of tokens that say nothing; none where there is no tokenizer.
     """
 
     def __init__(
@@ -87,8 +91,8 @@ class Alarms:
         self.reference_rules = ReferenceRules(config)
         self.engine_rules = EngineRules(config)
         self.sampling_rules = SamplingRules(config)
-        special_ids = tokenizer.all_special_ids if tokenizer is not None else []
-        self.silence_rules = SilenceRules(config.data.reward_fn_key, special_ids)
+        self.textless_ids = textless_ids(tokenizer) if tokenizer is not None else []
+        self.silence_rules = SilenceRules(config.data.reward_fn_key, self.textless_ids)
         # The step since which each finding stands.
         self.since: dict[str, int] = {}
         self.broken_rules: set[str] = set()
@@ -148,12 +152,16 @@ class Alarms:
         return {
             "template": self.engine_rules.template,
             "rewards": self.reward_rules.state_dict(),
+            "spread": asdict(self.reward_rules.spread),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state_dict`."""
         self.engine_rules.template = state["template"]
         self.reward_rules.load_state_dict(state["rewards"])
+        # An older checkpoint does not remember it.
+        if "spread" in state:
+            self.reward_rules.spread = GroupSpread(**state["spread"])
 
     def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Finding]:
         """Returns each alarm's first finding, by alarm."""

@@ -20,6 +20,7 @@ from training.core_algos import kl_penalty
 from training.run.alarms.batch_rules import place_of, played_episodes
 from training.run.alarms.catalogue import Finding
 from training.run.alarms.history import Metrics
+from training.run.alarms.spread_rules import GroupSpread, groups_without_spread
 
 # Rewards of a source that are remembered, and the chance below which their constancy is no
 # accident.
@@ -241,6 +242,7 @@ class RewardRules:
         self.solved = False
         # What a large step was, since which no source's rewards have varied.
         self.large_step: str | None = None
+        self.spread = GroupSpread()
 
     def check(self, batch: DataProto, episodes: EpisodeRows, metrics: Metrics) -> Iterator[Finding]:
         """Finds sources of constant rewards, but for those at their best; then zero advantages."""
@@ -266,7 +268,9 @@ class RewardRules:
         lowest = metrics.get("critic/advantages/min", 1.0)
         highest = metrics.get("critic/advantages/max", 1.0)
         all_zero = max(abs(lowest), abs(highest)) < SMALLEST_ADVANTAGE
-        if all_zero and not constant and not self.solved and num_episodes >= FEWEST_EPISODES:
+        self.spread.add(groups_without_spread(batch, episodes))
+        is_fault = all_zero and not constant and not self.solved and self.spread.is_suspicious()
+        if is_fault and num_episodes >= FEWEST_EPISODES:
             yield Finding("advantages_zero", "every advantage of the batch is 0")
 
     def _rewards_by_source(self, batch: DataProto, episodes: EpisodeRows) -> dict[str, list[float]]:

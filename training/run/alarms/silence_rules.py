@@ -31,21 +31,21 @@ class SilenceRules:
 
     Args:
         source_key: the column that names a row's source.
-        special_ids: ids of the tokens that are no text; none: nothing is watched.
+        textless_ids: ids of the tokens that are no text; none: nothing is watched.
     """
 
-    def __init__(self, source_key: str, special_ids: Sequence[int]) -> None:
+    def __init__(self, source_key: str, textless_ids: Sequence[int]) -> None:
         self.source_key = source_key
-        self.special_ids = special_ids
+        self.textless_ids = textless_ids
         # Of the last steps: what empty answers earned above chance, its variance, and how far
         # scores of a group lay apart.
         self.steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS)
 
     def check(self, batch: DataProto, episodes: EpisodeRows, metrics: Metrics) -> Iterator[Finding]:
         """Compares a step's empty answers with the others."""
-        if not self.special_ids or metrics.get("response/empty_ratio") == 0:
+        if not self.textless_ids or metrics.get("response/empty_ratio") == 0:
             return
-        found = episode_scores(batch, episodes, self.special_ids)
+        found = episode_scores(batch, episodes, self.textless_ids)
         sources = batch.non_tensor_batch.get(self.source_key)
         self.steps.append(self._compare(found, sources))
         above = sum(step[0] for step in self.steps)

@@ -38,13 +38,13 @@ class EpisodeScores:
 
 
 def episode_scores(
-    batch: DataProto, episodes: EpisodeRows, special_ids: Sequence[int]
+    batch: DataProto, episodes: EpisodeRows, textless_ids: Sequence[int]
 ) -> EpisodeScores:
     """Reads the episodes of a batch, without dummies and without those that are not trained on.
 
     Args:
         batch: with token_level_scores, responses, response_mask (B, R), uid; turn_ids where known.
-        special_ids: ids of the tokens that are no text, as the end of a turn.
+        textless_ids: ids of the tokens that are no text, as the end of a turn.
     """
     fields = batch.batch
     is_live = (episodes.fold(fields["response_mask"].bool().any(-1), "amax") > 0).numpy()
@@ -53,21 +53,21 @@ def episode_scores(
         rows=rows,
         uids=batch.non_tensor_batch["uid"][rows].astype(str),
         scores=episodes.fold(fields["token_level_scores"].sum(-1)).numpy()[is_live],
-        is_empty=(episodes.fold(has_text(batch, special_ids), "amax") == 0).numpy()[is_live],
+        is_empty=(episodes.fold(has_text(batch, textless_ids), "amax") == 0).numpy()[is_live],
     )
 
 
-def compute_group_metrics(batch: DataProto, special_ids: Sequence[int]) -> dict[str, float]:
+def compute_group_metrics(batch: DataProto, textless_ids: Sequence[int]) -> dict[str, float]:
     """Computes how much of a batch has nothing to teach, and its rows per episode.
 
     Args:
-        batch, special_ids: as `episode_scores` reads them.
+        batch, textless_ids: as `episode_scores` reads them.
     Returns:
         groups/no_spread, a share of the groups of several episodes; response/empty_ratio, a share
         of the episodes; response/rows_per_episode. Nothing where no episode is trained on.
     """
     episodes = EpisodeRows(batch)
-    found = episode_scores(batch, episodes, special_ids)
+    found = episode_scores(batch, episodes, textless_ids)
     if not len(found.rows):
         return {}
     num_rows = sum(len(rows) for rows in episodes.rows if episodes.real[rows[0]])
@@ -85,15 +85,15 @@ def compute_group_metrics(batch: DataProto, special_ids: Sequence[int]) -> dict[
     return metrics
 
 
-def has_text(batch: DataProto, special_ids: Sequence[int]) -> Tensor:
+def has_text(batch: DataProto, textless_ids: Sequence[int]) -> Tensor:
     """Tells which rows hold a sampled token that is text, and no end of a turn: (B,) bool."""
     fields = batch.batch
-    special = torch.tensor(list(special_ids), dtype=fields["responses"].dtype)
+    textless = torch.tensor(list(textless_ids), dtype=fields["responses"].dtype)
     found = torch.zeros(len(batch), dtype=torch.bool)
     for rows in row_blocks(fields["responses"]):
         is_sampled = fields["response_mask"][rows].bool()
         if "turn_ids" in fields:
             # A token that a correction has left out was said all the same.
             is_sampled = is_sampled | (fields["turn_ids"][rows] >= 0)
-        found[rows] = (is_sampled & ~torch.isin(fields["responses"][rows], special)).any(-1)
+        found[rows] = (is_sampled & ~torch.isin(fields["responses"][rows], textless)).any(-1)
     return found

@@ -180,16 +180,16 @@ def compute_step_metrics(
     batch: DataProto,
     timing_raw: Mapping[str, float],
     ranks: int,
-    special_ids: Sequence[int],
+    textless_ids: Sequence[int],
 ) -> dict[str, float]:
     """Measures a step: its data, where its time went, and its throughput on so many ranks.
 
     Args:
-        special_ids: ids of the tokens that are no text, as the end of a turn.
+        textless_ids: ids of the tokens that are no text, as the end of a turn.
     """
     return {
         **compute_data_metrics(batch, use_critic="values" in batch.batch),
-        **compute_group_metrics(batch, special_ids),
+        **compute_group_metrics(batch, textless_ids),
         **compute_timing_metrics(batch, timing_raw),
         **compute_throughout_metrics(batch, timing_raw, ranks),
     }

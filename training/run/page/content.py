@@ -261,4 +261,5 @@ def _viewer_of(run: RunFolder, page: Path) -> dict[str, Any]:
 def _link(target: Path, page: Path) -> str:
     """Returns a relative link from the page to a file."""
     relative = os.path.relpath(target.absolute(), page.absolute().parent)
-    return quote(relative)
+    # Of a name that is no UTF-8 its bytes.
+    return quote(os.fsencode(relative))

@@ -99,9 +99,14 @@ def make_html(content: dict[str, Any]) -> str:
     """Returns the text of a page."""
     return TEMPLATE.format(
         **_parts(),
-        title=html.escape(str(content["title"])),
+        title=html.escape(without_broken_characters(str(content["title"]))),
         content=as_json(content),
     )
+
+
+def without_broken_characters(text: str) -> str:
+    """Replaces what no UTF-8 can hold, as of a folder's name that is none."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def write_html(content: dict[str, Any], page: Path) -> None:

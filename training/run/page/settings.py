@@ -92,10 +92,12 @@ def changes_of_folder(run_dir: Path, now: Settings) -> list[Change]:
     """Lists the changes of settings that config.N.yaml and config.yaml record, by step."""
     earlier = []
     for file in run_dir.glob("config.*.yaml"):
-        number = file.suffixes[0][1:]
-        header = re.match(r"# steps \d+ to (\d+)", _first_line(file))
-        if number.isdigit() and header:
-            earlier.append((int(number), int(header[1]), read_settings(file)))
+        number = re.fullmatch(r"config\.([0-9]+)\.yaml", file.name)
+        if number is None or not file.is_file():
+            continue
+        header = re.match(r"# steps [0-9]+ to ([0-9]{1,9})\b", _first_line(file))
+        if header:
+            earlier.append((int(number[1]), int(header[1]), read_settings(file)))
     earlier.sort(key=lambda entry: entry[0])
     changes = []
     for place, (_, last_step, before) in enumerate(earlier):

@@ -218,8 +218,10 @@ class ProcessTracker:
         finally:
             timer.cancel()
         if answer is None:
+            # First: who ends it takes the code away.
+            code = _exit_code(process)
             self._end_process()
-            how = f"its process ended with code {process.wait()}"
+            how = "its process answers no more" if code is None else f"its process ended: {code}"
             if expired.is_set() or self._given_up:
                 how = f"it did not answer within {self.timeout_s:g} s and was ended"
             raise TrackerError(f"{how}; its own words are in {self.log_file}")
@@ -261,6 +263,15 @@ def end_family(process: subprocess.Popen[bytes], grace_s: float) -> None:
             member.kill()
     psutil.wait_procs(family, timeout=GRACE_S)
     process.wait()
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> str | None:
+    """Says how a process ended; None where it lives on."""
+    try:
+        code = process.wait(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        return None
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ file of pages, not the run; and the old viewer stays until the new one is whole.
 
 import shutil
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,7 @@ from training.run.viewer.update_columns import read_update
 ASSETS = Path(__file__).parent / "assets"
 # A viewer's folder has it; no other folder is replaced.
 MARK = "manifest.js"
+DATA = "data"
 # What a record that holds something else than it should makes the code below raise.
 DAMAGE = (
     ValueError,
@@ -127,27 +129,55 @@ def build_viewer(runs: Sequence[RunFolder], out: Path) -> Report:
     """Writes the viewer of the runs as the folder `out`, in place of an older one.
 
     Raises:
-        ValueError: `out` is a folder that is no viewer.
+        ValueError: `out` is a folder that is no viewer, or has other files in it.
         OSError: it cannot be written.
     """
-    if out.exists() and not (out / MARK).exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is there and is no viewer: name another folder with --out")
     started = time.monotonic()
-    temporary = out.with_name(f"{out.name}.new")
-    shutil.rmtree(temporary, ignore_errors=True)
+    # A link leads to the folder that is meant.
+    out = out.resolve()
+    require_replaceable(out)
+    # Two may be made at the same time, and nobody's folder has this name.
+    temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
     temporary.mkdir(parents=True)
-    builder = ViewerBuilder(temporary)
-    for run in runs:
-        builder.add_run(run)
-    builder.finish(runs)
-    for asset in sorted(ASSETS.iterdir()):
-        if asset.is_file():
-            shutil.copyfile(asset, temporary / asset.name)
-    if out.exists():
-        shutil.rmtree(out)
-    temporary.rename(out)
+    try:
+        builder = ViewerBuilder(temporary)
+        for run in runs:
+            builder.add_run(run)
+        builder.finish(runs)
+        for asset in sorted(ASSETS.iterdir()):
+            if asset.is_file():
+                shutil.copyfile(asset, temporary / asset.name)
+        require_replaceable(out)
+        if out.exists():
+            shutil.rmtree(out)
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     builder.report.seconds = time.monotonic() - started
     return builder.report
+
+
+def require_replaceable(out: Path) -> None:
+    """Raises ValueError where a place holds anything but a viewer, which is then left as it is."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f"{out} is a file: name a folder with --out")
+    if not any(out.iterdir()):
+        return
+    mark = out / MARK
+    if not mark.is_file() or not mark.read_bytes().startswith(b'viewerData("manifest"'):
+        raise ValueError(f"{out} is there and is no viewer: name another folder with --out")
+    foreign = sorted(path.name for path in out.iterdir() if not _is_of_viewer(path))
+    if foreign:
+        raise ValueError(
+            f"{out} is a viewer, but {', '.join(foreign[:3])} in it is not of one, and would be "
+            "lost: move it, or name another folder with --out"
+        )
+
+
+def _is_of_viewer(path: Path) -> bool:
+    return path.name == DATA or path.suffix in (".js", ".css", ".html")
 
 
 class ViewerBuilder:
@@ -156,7 +186,7 @@ class ViewerBuilder:
     def __init__(self, folder: Path) -> None:
         self.report = Report()
         self._folder = folder
-        self._data = DataFolder(folder / "data")
+        self._data = DataFolder(folder / DATA)
         self._list = EpisodeList(self._data)
         self._pages = EpisodePages(self._data)
         self._texts = TextPages(self._data)
@@ -280,10 +310,11 @@ class ViewerBuilder:
         self._texts.write()
         self._list.write()
         self._index.write(self._data)
+        labels = [run.label for run in runs]
         manifest = {
             "runs": [
                 {
-                    "label": run.label,
+                    "label": run.label if labels.count(run.label) == 1 else str(run.folder),
                     "folder": str(run.folder),
                     "episodes": str(run.episodes),
                 }

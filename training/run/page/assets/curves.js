@@ -34,10 +34,11 @@ function stepsOf(group, number) {
 // A metric of a group: {first, last, mean, low, high, runs}, or null. Of a point, `first` and
 // `last` are the steps that it stands for; low, high and runs may be null.
 function curveOf(group, metric) {
-  const written = group.curves[metric];
-  if (!written) {
+  // A metric may be called what every object has, such as constructor.
+  if (!Object.hasOwn(group.curves, metric)) {
     return null;
   }
+  const written = group.curves[metric];
   if (!written.read) {
     written.read = {
       ...stepsOf(group, written.table),

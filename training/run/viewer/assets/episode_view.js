@@ -253,15 +253,21 @@
 
   // The row and places of a turn's sampled tokens, in the last row that has them.
   function tokensOfTurn(turn) {
-    for (let row = shown.episode.rows.length - 1; row >= 0; row -= 1) {
-      const { turn_ids } = shown.episode.rows[row].columns;
-      const places = [];
-      turn_ids.forEach((one, i) => {
-        if (one === turn) places.push(i);
+    shown.turns ||= tokensOfTurns(shown.episode.rows);
+    return shown.turns.get(turn) || null;
+  }
+
+  // Of every turn at once: an episode may have thousands, and as many tokens for each.
+  function tokensOfTurns(rows) {
+    const turns = new Map();
+    rows.forEach(({ columns }, row) => {
+      columns.turn_ids.forEach((turn, i) => {
+        const found = turns.get(turn);
+        if (found && found.row === row) found.places.push(i);
+        else turns.set(turn, { row, places: [i] });
       });
-      if (places.length) return { row, places };
-    }
-    return null;
+    });
+    return turns;
   }
 
   function wholeRow(number) {

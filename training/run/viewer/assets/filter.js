@@ -51,7 +51,7 @@
   viewer.testsOf = function (values) {
     const tests = [];
     for (const [key, value] of Object.entries(values)) {
-      if (!(key in viewer.filters) || value === "") continue;
+      if (!Object.hasOwn(viewer.filters, key) || value === "") continue;
       const [, test, parse] = viewer.filters[key];
       const wanted = parse ? parse(value) : value;
       tests.push([key, (i) => test(i, wanted)]);

@@ -124,7 +124,7 @@
   function chipsOf(listed, changed) {
     const chips = [];
     for (const [key, value] of Object.entries(listed.values)) {
-      if (!value || !(key in viewer.filters || key === "text")) continue;
+      if (!value || !(Object.hasOwn(viewer.filters, key) || key === "text")) continue;
       const name = key === "text" ? "text" : viewer.filters[key][0];
       const isFlag = value === "1" && viewer.filters[key]?.[1].length === 1;
       const what = isFlag ? name : `${name} ${shortValue(key, value)}`;

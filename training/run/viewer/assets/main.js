@@ -23,7 +23,8 @@
   async function show(moveFocus) {
     const address = viewer.parseAddress(location.hash);
     viewer.closeCard = null;
-    const view = viewer.views[address.view] || viewer.views.list;
+    const named = Object.hasOwn(viewer.views, address.view) ? address.view : "list";
+    const view = viewer.views[named];
     const input = document.getElementById("search");
     if (address.view === "list" && input !== document.activeElement) {
       input.value = address.values.text || "";
