@@ -26,6 +26,7 @@ from tests.conftest import PROJECT
 from tests.e2e.test_agents import GRPO, facts_of, fit, game_config
 from tests.e2e.test_training import read_steps
 from training.config.loader import ConfigError
+from training.config.resources import verifiers as resources
 
 SERVER = PROJECT / "tests/unit/programs/gym_server.py"
 CALL = '<tool_call> {"name": "look", "arguments": {"name": "x"}} </tool_call>'
@@ -232,19 +233,33 @@ def test_an_interpreter_or_settings_that_do_not_fit_are_told_in_a_line(
     assert sentence in str(caught.value)
 
 
-def test_another_version_is_refused(tiny_game: Path, tmp_path: Path) -> None:
-    """The interpreter is a script that says what one with an older verifiers would."""
+NO_ANSWER = "did not answer within 1 s when asked for its packages"
+NO_PYTHON = "is no Python: asked for its packages it said "
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        (f'exec env PYTHONPATH={{folder}} {sys.executable} "$@"', "has verifiers 0.1.15; 0.4 or"),
+        ("sleep 100", NO_ANSWER),
+        ("while true; do echo x; sleep 0.1; done", NO_ANSWER),
+        ("yes", f"{NO_PYTHON}'y y y"),
+        ("read line; echo $line", f"{NO_PYTHON}''"),
+        ('echo "{{}}"', f"{NO_PYTHON}'{{}}'"),
+        ('echo "$@"', NO_PYTHON),
+    ],
+)
+def test_another_version_and_what_is_no_python_are_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, sentence: str
+) -> None:
+    """In {folder} lies what tells a Python that it has an older verifiers."""
+    installed = tmp_path / "verifiers-0.1.15.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: verifiers\nVersion: 0.1.15\n")
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 0.1.15\n")
+    python.write_text("#!/bin/sh\n" + program.format(folder=tmp_path))
     python.chmod(0o755)
-    with pytest.raises(
-        ConfigError, match=r"has verifiers 0\.1\.15; 0\.4 or newer, older than 0\.5"
-    ):
-        game_config(
-            tiny_game,
-            tmp_path,
-            "agent.environment.path=null",
-            "agent.environment.cls=null",
-            "agent.environment.name=verifiers:nemo_gym",
-            f"agent.verifiers.python={python}",
-        )
+    monkeypatch.setattr(resources, "MAX_S", 20.0 if "verifiers" in sentence else 1.0)
+    [refusal] = resources.python_refusals(str(python))
+    assert sentence in refusal
+    assert "\n" not in refusal

@@ -23,7 +23,7 @@ def main() -> int:
         loaded = world()
     # Whatever a taskset raises as it is loaded.
     except Exception as error:
-        print(f"the environment does not load: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"the environment does not load: {described(error)}", file=sys.stderr)
         return 1
     minted: list[Any] = []
     episode = asyncio.run(play(loaded, int(os.environ["SEED"]), minted))
@@ -86,6 +86,14 @@ def metrics_of(traces: list[Any]) -> dict[str, float]:
             if value is not None:
                 values.setdefault(prefix + name, []).append(float(value))
     return {name: fmean(each) for name, each in values.items()}
+
+
+def described(error: BaseException) -> str:
+    """Writes an error with what caused it: a taskset that is not found may lack a package."""
+    words = f"{type(error).__name__}: {error}"
+    if error.__cause__ is None:
+        return words
+    return f"{words}; caused by {described(error.__cause__)}"
 
 
 def errors_of(episode: Any) -> list[str]:
