@@ -1,7 +1,8 @@
 """One episode of verifiers' environment, and what it tells of itself by its last line.
 
 It runs in verifiers' interpreter. Invariant: an episode that verifiers calls failed ends with an
-exit code and its errors; of any other each agent's conversation is reported with its own reward.
+exit code and its errors; of any other each agent's conversation is reported with its own reward,
+and nothing else is on standard output.
 """
 
 import asyncio
@@ -19,6 +20,9 @@ MAX_ERROR_CHARS = 2000
 
 def main() -> int:
     """Plays the episode of SEED; returns the exit code."""
+    # What tasks, and all that they start, print is no report: it goes to standard error.
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     try:
         loaded = world()
     # Whatever a taskset raises as it is loaded.
@@ -31,7 +35,7 @@ def main() -> int:
         for text in errors_of(episode):
             print(text[-MAX_ERROR_CHARS:], file=sys.stderr)
         return 1
-    print(json.dumps(report(loaded, episode.traces, minted)))
+    print(json.dumps(report(loaded, episode.traces, minted)), file=output, flush=True)
     return 0
 
 
