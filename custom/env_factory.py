@@ -48,7 +48,13 @@ LIBRARIES = {
     "openenv": Library(
         "'websockets>=15'", "OpenEnvEnvironment", own_process=False, module="websockets"
     ),
-    "verifiers": Library("'verifiers>=0.4'", "VerifiersEnvironment", network=True),
+    "verifiers": Library(
+        "'verifiers>=0.4,<0.5'; it excludes vLLM's packages: with them set agent.verifiers.python",
+        "VerifiersEnvironment",
+        network=True,
+        # What older versions lack.
+        module="verifiers.v1",
+    ),
 }
 ENVIRONMENT_NAMES = ", ".join([f"{library}:…" for library in LIBRARIES] + ["PACKAGE.MODULE:CLASS"])
 

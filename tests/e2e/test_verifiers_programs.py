@@ -13,25 +13,31 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from prepare_game import make_tokenizer, warm_up
 from prepare_tiny_prompts import make_model
+from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
 from tests.conftest import PROJECT
 from tests.e2e.test_agents import GRPO, facts_of, fit, game_config
 from tests.e2e.test_training import read_steps
 from training.config.loader import ConfigError
+from workers.hf_rollout import HFRollout
+from workers.rollout.engine import Completion, Sampling
 
 SERVER = PROJECT / "tests/unit/programs/gym_server.py"
 CALL = '<tool_call> {"name": "look", "arguments": {"name": "x"}} </tool_call>'
 SECRET = '{"secret": 4}'
 ANSWERS = [f"It is {number}" for number in range(4, 10)]
 ROWS = 6
+TEMPERATURE = 0.3
+# What the engine sampled with, and what transformers makes of the same row in float32, in nats.
+LARGEST_DIFFERENCE = 5e-5
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +91,26 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def playing(gym: Path, python: str, env: str) -> tuple[str, ...]:
+def playing(
+    gym: Path, python: str, env: str, *, rows: Path | None = None, rewards: str = "{}"
+) -> tuple[str, ...]:
+    """The settings of a run on the rows, by default the gym's, with further rewards."""
     url = f"http://127.0.0.1:{(gym / 'port').read_text()}"
+    task = f"{{resources_url: '{url}', rewards: {rewards}}}"
+    dataset = rows or gym / "rows.jsonl"
     return (
         *GRPO,
         "agent.environment.path=null",
         "agent.environment.cls=null",
         "agent.environment.name=verifiers:nemo_gym",
-        f"agent.environment.kwargs={{dataset: {gym}/rows.jsonl, task: {{resources_url: '{url}'}}, "
-        f"env: {env}}}",
+        f"agent.environment.kwargs={{dataset: {dataset}, task: {task}, env: {env}}}",
         f"agent.verifiers.python={python}",
         "agent.agent_length=2",
         "actor_rollout_ref.rollout.n=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "agent.max_turn=3",
         "agent.max_turn_tokens=12",
-        "actor_rollout_ref.rollout.temperature=0.3",
+        f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
         "data.max_prompt_length=256",
         "data.max_response_length=120",
         "trainer.total_training_steps=1",
@@ -149,6 +159,113 @@ def check_two_agents(caller: Path, gym: Path, run: Path, python: str, *more: str
         if role.endswith("/user"):
             assert not any(sums) and not advantages[rows].any(), "a user earns nothing"
     return {role.rpartition("/")[2] for role in roles}
+
+
+class Sampled(NamedTuple):
+    """What an engine was asked for, and what it sampled."""
+
+    prompt_ids: list[int]
+    completion: Completion
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[Sampled]:
+    """All that the engine samples in the test, written down where it is sampled."""
+    kept: list[Sampled] = []
+    asked: dict[str, list[int]] = {}
+    submit, step = HFRollout.submit, HFRollout.step
+
+    def submit_and_note(
+        engine: HFRollout, request_id: str, prompt_ids: list[int], sampling: Sampling
+    ) -> None:
+        asked[request_id] = list(prompt_ids)
+        submit(engine, request_id, prompt_ids, sampling)
+
+    def step_and_note(engine: HFRollout) -> list[Completion]:
+        done = step(engine)
+        kept.extend(Sampled(asked[each.request_id], each) for each in done)
+        return done
+
+    monkeypatch.setattr(HFRollout, "submit", submit_and_note)
+    monkeypatch.setattr(HFRollout, "step", step_and_note)
+    return kept
+
+
+class Row(NamedTuple):
+    """A row of a batch without padding: ids, and of each its mask and its log-prob."""
+
+    ids: list[int]
+    mask: list[int]
+    log_probs: list[float]
+
+
+def rows_of(batch: DataProto) -> list[Row]:
+    """The rows of a batch, whose prompts have mask 0."""
+    tensors = batch.batch
+    blank = torch.zeros_like(tensors["prompts"])
+    ids = torch.cat([tensors["prompts"], tensors["responses"]], dim=1)
+    masks = torch.cat([blank, tensors["response_mask"]], dim=1)
+    log_probs = torch.cat([blank.float(), tensors["rollout_log_probs"]], dim=1)
+    held = tensors["attention_mask"].bool()
+    return [
+        Row(*(part[row][held[row]].tolist() for part in (ids, masks, log_probs)))
+        for row in range(len(batch))
+    ]
+
+
+def is_trained_in(row: Row, one: Sampled) -> bool:
+    """Whether a row has what was sampled, with mask 1 and behind the ids the engine was given."""
+    start = len(one.prompt_ids)
+    end = start + len(one.completion.token_ids)
+    return (
+        row.ids[:end] == [*one.prompt_ids, *one.completion.token_ids]
+        and row.mask[start:end] == [1] * (end - start)
+        and row.log_probs[start:end] == pytest.approx(one.completion.log_probs, abs=1e-6)
+    )
+
+
+def check_tokens(batch: DataProto, sampled: list[Sampled], model: Path) -> None:
+    """Checks each sampled token to be in one row, with the log-prob of a plain forward."""
+    rows = rows_of(batch)
+    for one in sampled:
+        assert sum(is_trained_in(row, one) for row in rows) == 1, one
+    total = sum(len(one.completion.token_ids) for one in sampled)
+    assert sum(sum(row.mask) for row in rows) == total, "nothing else is trained on"
+    check_log_probs(rows, model)
+
+
+def check_log_probs(rows: list[Row], model: Path) -> None:
+    """Checks that a plain forward gives the log-probs of what is trained on."""
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    for row in rows:
+        with torch.no_grad():
+            logits = policy(torch.tensor([row.ids])).logits[0].double() / TEMPERATURE
+        of_ids = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(row.ids[1:])[:, None])
+        trained = torch.tensor(row.mask[1:]).bool()
+        difference = of_ids.squeeze(1) - torch.tensor(row.log_probs[1:])
+        assert difference[trained].abs().max() < LARGEST_DIFFERENCE
+
+
+def test_every_sampled_token_is_trained_in_one_row_with_its_log_prob(
+    caller: Path, gym: Path, tmp_path: Path, verifiers_python: str, sampled: list[Sampled]
+) -> None:
+    """Of two agents, both of which are trained, in conversations that go on."""
+    trained = ("agent.verifiers.trained=[user, assistant]", "algorithm.adv_estimator=rae")
+    batch, _ = train(caller, tmp_path, *playing(gym, verifiers_python, TWO), *trained)
+    assert sum(entry["info"]["program_grows"] for entry in facts_of(batch)) > 0
+    check_tokens(batch, sampled, caller / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_so_is_every_token_that_vllm_samples(
+    caller: Path, gym: Path, tmp_path: Path, verifiers_python: str
+) -> None:
+    vllm = "actor_rollout_ref.rollout.name=vllm"
+    batch, _ = train(caller, tmp_path, *playing(gym, verifiers_python, TWO), vllm)
+    facts = facts_of(batch)
+    assert [entry["ending"] for entry in facts] == ["done"] * 4, [e["error"] for e in facts]
+    check_log_probs(rows_of(batch), caller / "model")
 
 
 def test_a_taskset_with_a_tool_trains(
@@ -230,21 +347,3 @@ def test_an_interpreter_or_settings_that_do_not_fit_are_told_in_a_line(
     with pytest.raises(ConfigError) as caught:
         game_config(tiny_game, tmp_path, *own, *python, *settings)
     assert sentence in str(caught.value)
-
-
-def test_another_version_is_refused(tiny_game: Path, tmp_path: Path) -> None:
-    """The interpreter is a script that says what one with an older verifiers would."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 0.1.15\n")
-    python.chmod(0o755)
-    with pytest.raises(
-        ConfigError, match=r"has verifiers 0\.1\.15; 0\.4 or newer, older than 0\.5"
-    ):
-        game_config(
-            tiny_game,
-            tmp_path,
-            "agent.environment.path=null",
-            "agent.environment.cls=null",
-            "agent.environment.name=verifiers:nemo_gym",
-            f"agent.verifiers.python={python}",
-        )

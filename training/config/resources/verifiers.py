@@ -1,11 +1,20 @@
-"""Checks that verifiers' environments can be played by verifiers; loads none of them."""
+"""Checks that verifiers' environments can be played by verifiers; loads none of them.
 
+Invariant: whatever file is named as its interpreter, the check ends, and what it started is gone.
+"""
+
+import json
 import os
+import re
+import select
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from functools import cache
+from typing import NamedTuple
 
+from custom.confine import kill_tree
 from training.config.resources.programs import check_server
 from training.config.schema.agent import EnvironmentChoice
 from training.config.schema.ppo import PPOConfig
@@ -13,10 +22,33 @@ from training.config.schema.ppo import PPOConfig
 # The versions whose client and environments this project knows.
 FIRST = (0, 4)
 BEHIND = (0, 5)
-# Seconds for an interpreter to name the version that it has.
+# Seconds for an interpreter to name the version that it has, and the most it may write, in bytes.
 MAX_S = 60.0
-ASK = "import importlib.metadata as m; print(m.version('verifiers'))"
+MAX_BYTES = 10_000
+MAX_SAID_CHARS = 100
+# What an interpreter is asked; its last line is the answer.
+ASK = """
+import json
+try:
+    from importlib.metadata import version
+    found = version("verifiers")
+except ImportError:
+    found = None
+print(json.dumps({"verifiers": found}))
+"""
 HINT = "`make verifiers-env` makes one, .venv-verifiers/bin/python"
+
+
+class Interpreter(NamedTuple):
+    """Describes an interpreter that was asked.
+
+    Attributes:
+        version: of verifiers; None: it has none.
+        fault: why it gave no answer; "": it did.
+    """
+
+    version: str | None = None
+    fault: str = ""
 
 
 def check_verifiers(key: str, choice: EnvironmentChoice, config: PPOConfig) -> Iterator[str]:
@@ -26,7 +58,7 @@ def check_verifiers(key: str, choice: EnvironmentChoice, config: PPOConfig) -> I
         key: the section that names the environment.
     """
     yield from check_server(key)
-    yield from _check_python(str(config.agent.verifiers.python))
+    yield from python_refusals(str(config.agent.verifiers.python))
     if choice.prompt_template is not None:
         yield (
             f"{key}.prompt_template words what an adapter says; agent.verifiers.python has "
@@ -54,44 +86,82 @@ def _check_block(key: str, choice: EnvironmentChoice) -> Iterator[str]:
         yield f"{key}.kwargs.env.taskset: a taskset's settings stand in {key}.kwargs itself"
 
 
-def _check_python(python: str) -> Iterator[str]:
+def python_refusals(python: str) -> Iterator[str]:
     """Requires that the interpreter runs, and has a version that fits."""
     key = f"agent.verifiers.python={python}"
     if shutil.which(python) is None:
         yield f"{key}: there is no such program; {HINT}"
         return
-    version = _version(python, os.environ.get("PYTHONPATH", ""))
+    version, fault = _asked(python)
     first, behind = (".".join(map(str, bound)) for bound in (FIRST, BEHIND))
-    if not version:
+    if fault:
+        yield f"{key} {fault}; {HINT}"
+    elif version is None:
         yield f"{key} has no verifiers; {HINT}"
     elif not FIRST <= _numbers(version) < BEHIND:
         yield f"{key} has verifiers {version}; {first} or newer, older than {behind}, fits: {HINT}"
 
 
 @cache
-def _version(python: str, path: str) -> str:
-    """Returns the version of verifiers that an interpreter has; "": none.
-
-    Args:
-        path: PYTHONPATH, on which the answer depends.
-    """
+def _asked(python: str) -> Interpreter:
+    """Asks an interpreter which version of verifiers it has."""
     try:
-        asked = subprocess.run(
-            [python, "-c", ASK],
-            capture_output=True,
-            text=True,
-            timeout=MAX_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return asked.stdout.strip()
+        said = _output_of(python)
+    except TimeoutError:
+        return Interpreter(fault=f"did not answer within {MAX_S:g} s when asked for its packages")
+    except OSError as error:
+        return Interpreter(fault=f"does not run: {error.strerror}")
+    try:
+        version = json.loads(said.splitlines()[-1])["verifiers"]
+    except (ValueError, IndexError, TypeError, KeyError):
+        version = 0
+    if isinstance(version, str | None):
+        return Interpreter(version=version)
+    end = " ".join(said.split())[-MAX_SAID_CHARS:].strip()
+    return Interpreter(fault=f"is no Python: asked for its packages it said {end!r}")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _output_of(python: str) -> str:
+    """Returns what the interpreter writes, errors included, up to MAX_BYTES.
+
+    Raises:
+        TimeoutError: it wrote on, or nothing, for MAX_S.
+        OSError: it cannot be started.
+    """
+    until = time.monotonic() + MAX_S
+    # As its episodes do, it finds its own packages and none of this interpreter's.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with subprocess.Popen(
+        [python, "-c", ASK],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=environment,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            written = b""
+            while len(written) < MAX_BYTES:
+                left_s = until - time.monotonic()
+                ready, _, _ = select.select([process.stdout], [], [], max(left_s, 0.0))
+                if not ready and process.poll() is None:
+                    raise TimeoutError
+                if not ready:
+                    # It has ended; what it started holds the pipe.
+                    break
+                block = os.read(process.stdout.fileno(), MAX_BYTES)
+                if not block:
+                    break
+                written += block
+        finally:
+            kill_tree(process.pid)
+    return written.decode("utf-8", "replace")
+
+
+def _numbers(version: str) -> tuple[int, int]:
     """Returns a version's first two numbers."""
-    numbers = []
-    for part in version.split(".")[:2]:
-        digits = "".join(character for character in part if character.isdigit())
-        numbers.append(int(digits or 0))
-    return tuple(numbers)
+    found = re.match(r"(\d+)(?:\.(\d+))?", version)
+    if found is None:
+        return 0, 0
+    return int(found[1]), int(found[2] or 0)

@@ -1,7 +1,8 @@
 """One episode of verifiers' environment, and what it tells of itself by its last line.
 
 It runs in verifiers' interpreter. Invariant: an episode that verifiers calls failed ends with an
-exit code and its errors; of any other each agent's conversation is reported with its own reward.
+exit code and its errors; of any other each agent's conversation is reported with its own reward,
+and nothing else is on standard output.
 """
 
 import asyncio
@@ -19,11 +20,14 @@ MAX_ERROR_CHARS = 2000
 
 def main() -> int:
     """Plays the episode of SEED; returns the exit code."""
+    # What tasks, and all that they start, print is no report: it goes to standard error.
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     try:
         loaded = world()
     # Whatever a taskset raises as it is loaded.
     except Exception as error:
-        print(f"the environment does not load: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"the environment does not load: {described(error)}", file=sys.stderr)
         return 1
     minted: list[Any] = []
     episode = asyncio.run(play(loaded, int(os.environ["SEED"]), minted))
@@ -31,7 +35,7 @@ def main() -> int:
         for text in errors_of(episode):
             print(text[-MAX_ERROR_CHARS:], file=sys.stderr)
         return 1
-    print(json.dumps(report(loaded, episode.traces, minted)))
+    print(json.dumps(report(loaded, episode.traces, minted)), file=output, flush=True)
     return 0
 
 
@@ -86,6 +90,14 @@ def metrics_of(traces: list[Any]) -> dict[str, float]:
             if value is not None:
                 values.setdefault(prefix + name, []).append(float(value))
     return {name: fmean(each) for name, each in values.items()}
+
+
+def described(error: BaseException) -> str:
+    """Writes an error with what caused it: a taskset that is not found may lack a package."""
+    words = f"{type(error).__name__}: {error}"
+    if error.__cause__ is None:
+        return words
+    return f"{words}; caused by {described(error.__cause__)}"
 
 
 def errors_of(episode: Any) -> list[str]:
