@@ -80,7 +80,7 @@ print(1)
 FUNCTION = f"""
 async def solve(task, client, seed):
     messages = [{{"role": "user", "content": {FIRST!r} + " 5" * WORDS}}]
-    for _ in range({TURNS}):
+    for _ in range(TURNS):
         answer = await client.chat.completions.create(model="m", messages=messages)
         messages.append({{"role": "assistant", "content": answer.choices[0].message.content}})
         messages.append({{"role": "user", "content": {NEXT!r}}})
@@ -204,16 +204,16 @@ class Bench(AbstractContextManager["Bench", None]):
 
 
 def seconds_of_programs() -> float:
-    """Returns the processor time of the programs that have ended, and of what started them."""
-    launchers = [child.cpu_times() for child in psutil.Process().children()]
-    return sum(sum(times[:4]) for times in launchers)
+    """Returns the processor time of all processes but this one: those that ended, and that live."""
+    processes = psutil.Process().children(recursive=True)
+    return sum(sum(process.cpu_times()[:4]) for process in processes)
 
 
 def program_of(name: str, folder: Path, turns: int, words: int) -> ProgramSpec:
     """Writes a program, or a function, and describes it."""
-    script = folder / f"{name}.py"
+    script = folder / f"{name}_{turns}.py"
     if name == "function":
-        script.write_text(f"WORDS = {words}\n{FUNCTION}")
+        script.write_text(f"TURNS, WORDS = {turns}, {words}\n{FUNCTION}")
         return ProgramSpec(function=f"{script}:solve")
     code, preload = CLIENTS[name]
     script.write_text(code + PLAY)
@@ -225,7 +225,8 @@ def work_of(name: str, folder: Path, episodes: int, words: int) -> tuple[float, 
     """Measures the processor time of a program's start, its end included, and of each turn."""
     seconds = []
     for turns in (1, TURNS):
-        with Bench(program_of(name, folder, turns, words), TOKENS_OF_TURN, words) as bench:
+        spec = program_of(name, folder, turns, words)
+        with Bench(spec, TOKENS_OF_TURN, words, isolation="process") as bench:
             bench.play(episodes, turns)
             seconds.append(bench.play(episodes, turns).programs_s / episodes)
     turn_s = (seconds[1] - seconds[0]) / (TURNS - 1)
@@ -251,11 +252,10 @@ def measure(clients: Sequence[str], episodes: int, tokens: int, words: int, roun
         native = Bench(AgentSpec(Same, {"words": words}), tokens, words)
         benches = {"environment": stack.enter_context(native)}
         for name in clients:
-            program = Bench(program_of(name, folder, TURNS, words), tokens, words)
+            spec = program_of(name, folder, TURNS, words)
+            # A function then has a process, too, which plays one episode after the other.
+            program = Bench(spec, tokens, words, isolation="process")
             benches[name] = stack.enter_context(program)
-            # A function has no process whose work could be told from the trainer's.
-            if name == "function":
-                continue
             start_s, turn_s = works[name] = work_of(name, folder, episodes, words)
             working = AgentSpec(Same, {"words": words, "start_s": start_s, "turn_s": turn_s})
             as_busy = Bench(working, tokens, words, isolation="process")
@@ -273,13 +273,12 @@ def measure(clients: Sequence[str], episodes: int, tokens: int, words: int, roun
             f"  {name}: {medians[name] / native_speed:.3f}; first requests {apart_s:.2f} s apart, "
             f"{lost_s:.2f} s between steps"
         )
-        if name in works:
-            start_s, turn_s = works[name]
-            print(
-                f"    {medians[name] / medians[f'like {name}']:.3f} of an environment that works "
-                f"{1e3 * start_s:.1f} ms at its start and {1e3 * turn_s:.1f} ms a turn, which has "
-                f"{medians[f'like {name}'] / native_speed:.3f}"
-            )
+        start_s, turn_s = works[name]
+        print(
+            f"    {medians[name] / medians[f'like {name}']:.3f} of an environment that works "
+            f"{1e3 * start_s:.1f} ms at its start and {1e3 * turn_s:.1f} ms a turn, which has "
+            f"{medians[f'like {name}'] / native_speed:.3f}"
+        )
 
 
 def median_of(speeds: Sequence[Speed], name: str) -> float:

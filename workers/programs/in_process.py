@@ -21,6 +21,14 @@ from data.loading import load_extern_object
 
 # How often a thread that only waits runs a line of Python, in which it can be stopped.
 WAKE_S = 0.2
+# OpenAI's SDK imports half of itself with its first request.
+CLIENT = (
+    "openai",
+    "openai.resources.chat.completions.completions",
+    "httpx",
+    "httpcore",
+    "anyio._backends._asyncio",
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +39,9 @@ class FunctionSpec:
     name: str
 
     @property
-    def environment(self) -> None:
-        """Returns what libraries are imported ahead for: nothing."""
-        return
+    def libraries(self) -> tuple[str, ...]:
+        """Returns what is imported ahead for it: the client, and what its first request imports."""
+        return CLIENT
 
     @property
     def source(self) -> str:
