@@ -245,6 +245,7 @@ def compare(benches: dict[str, Bench], episodes: int, rounds: int) -> dict[str, 
     for _ in range(rounds):
         for name, bench in benches.items():
             speeds[name].append(bench.play(episodes))
+    gc.unfreeze()
     return speeds
 
 
