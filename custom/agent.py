@@ -40,7 +40,7 @@ from custom.env_calls import (
     step_environment,
     takes_keyword,
 )
-from custom.env_factory import make_environment
+from custom.env_factory import library_of, make_environment
 from custom.envs.dataset_row import DatasetRowEnvironment
 from custom.models import ModelError, ModelSettings, install_models
 from custom.tools import ActionParser, MultiTurnManager, Tool, ToolRegistry, get_parser, load_tools
@@ -289,6 +289,12 @@ class AgentSpec:
         if self.environment is not None:
             return self.environment
         return self.agent_cls or self.agent_name
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Returns what a process that is to build it may import ahead: an environment's library."""
+        library = library_of(self.environment)
+        return () if library is None else (library,)
 
     def build(self) -> Agent:
         """Makes a new agent with an environment of its own."""

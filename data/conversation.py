@@ -42,9 +42,8 @@ class Join(NamedTuple):
 
 
 class MarkedTools(NamedTuple):
-    """Holds tools' schemas, as they are and marked; `written` has every text of theirs."""
+    """Holds tools' schemas, marked; `written` has every text of theirs."""
 
-    tools: Tools
     marked: Tools
     written: str
 

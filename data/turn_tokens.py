@@ -91,7 +91,7 @@ class TurnTokens:
         self.name = tokenizer.name_or_path
         self.template_kwargs = dict(template_kwargs)
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._known_tools: dict[int, MarkedTools] = {}
+        self._known_tools: dict[str, MarkedTools] = {}
         self._remembered_ids = lru_cache(NUM_REMEMBERED)(self._encode_anew)
 
     def prompt(self, messages: Messages, tools: Tools = None) -> list[int]:
@@ -322,14 +322,16 @@ class TurnTokens:
         return marked
 
     def marked_tools(self, tools: Tools) -> MarkedTools:
-        """Marks the special tokens that tools' schemas spell; the same schemas are marked once."""
-        known = self._known_tools.get(id(tools))
-        if known is None or known.tools is not tools:
+        """Marks the special tokens that tools' schemas spell; equal schemas are marked once."""
+        # A program sends its tools anew with every request.
+        text = str(tools)
+        known = self._known_tools.get(text)
+        if known is None:
             marked = mark_specials(tools, self._special_texts)
-            known = MarkedTools(tools, marked, written=str(marked))
+            known = MarkedTools(marked, written=str(marked))
             if len(self._known_tools) == NUM_REMEMBERED:
                 self._known_tools.clear()
-            self._known_tools[id(tools)] = known
+            self._known_tools[text] = known
         return known
 
     def window(self, tools: Tools) -> Window | None:

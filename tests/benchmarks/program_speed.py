@@ -4,18 +4,23 @@
 
 The engine samples a token of every running request in each step, and a step takes PACE_S, as a
 GPU's would: what is measured is what the loop, the server and the programs add. At least AT_LEAST
-of the environment's speed is wanted. Programs run on the machine's processors: told is, too, how
-many seconds of these they took, of those that there were, and how long the programs' first requests
-were apart.
+of the environment's speed is wanted.
+
+Programs run on the machine's processors, of which a client takes what it takes. So each is compared
+with a second environment, too, whose processes work as long as its programs do: at their start, and
+for each turn. These seconds are measured first, of programs of one turn and of all turns. All are
+played in turn, several rounds; told are medians.
 """
 
-from __future__ import annotations
-
 import argparse
+import gc
 import os
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +28,11 @@ from typing import Any
 import psutil
 
 from custom.agent import AgentSpec
-from custom.env import BaseEnvironment
 from data.seeds import step_info
 from examples.prepare_tiny_prompts import make_tokenizer
+from tests.benchmarks.same_agent import FIRST, NEXT, Same
 from training.config import AgentConfig, DataConfig, PPOConfig, RolloutConfig
+from training.config.schema.agent import EnvironmentChoice
 from workers.multi_turn_rollout import AgentRollout
 from workers.programs.spec import ProgramSpec
 from workers.rollout.base_rollout import BaseRollout
@@ -39,7 +45,7 @@ PACE_S = 0.02
 AT_LEAST = 0.95
 PROMPT, RESPONSE = 64, 4096
 HTTP = """
-import http.client, json, os
+import http.client, json, os, sys
 from urllib.parse import urlparse
 base = urlparse(os.environ["OPENAI_BASE_URL"])
 connection = http.client.HTTPConnection(base.hostname, base.port)
@@ -49,30 +55,43 @@ def ask(messages):
     return json.load(connection.getresponse())["choices"][0]["message"]["content"]
 """
 OPENAI = """
+import sys
 from openai import OpenAI
 client = OpenAI()
 def ask(messages):
     answer = client.chat.completions.create(model="m", messages=messages)
     return answer.choices[0].message.content
 """
+STREAM = """
+import sys
+from openai import OpenAI
+client = OpenAI()
+def ask(messages):
+    chunks = client.chat.completions.create(model="m", messages=messages, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+"""
 PLAY = f"""
-messages = [{{"role": "user", "content": "above 3"}}]
-for _ in range({TURNS}):
+turns, words = map(int, sys.argv[1:])
+messages = [{{"role": "user", "content": {FIRST!r} + " 5" * words}}]
+for _ in range(turns):
     messages.append({{"role": "assistant", "content": ask(messages)}})
-    messages.append({{"role": "user", "content": "higher"}})
+    messages.append({{"role": "user", "content": {NEXT!r}}})
 print(1)
 """
-CLIENTS = {"http": (HTTP, ("json", "http.client")), "openai": (OPENAI, ("openai",))}
-
-
-class Same(BaseEnvironment):
-    """What the programs do."""
-
-    def reset(self, seed: int | None = None) -> str:
-        return "above 3"
-
-    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        return "higher", 0.0, False, {}
+FUNCTION = f"""
+async def solve(task, client, seed):
+    messages = [{{"role": "user", "content": {FIRST!r} + " 5" * WORDS}}]
+    for _ in range(TURNS):
+        answer = await client.chat.completions.create(model="m", messages=messages)
+        messages.append({{"role": "assistant", "content": answer.choices[0].message.content}})
+        messages.append({{"role": "user", "content": {NEXT!r}}})
+    return 1.0
+"""
+CLIENTS = {
+    "http": (HTTP, ("json", "http.client")),
+    "openai": (OPENAI, ("openai",)),
+    "stream": (STREAM, ("openai",)),
+}
 
 
 class PacedEngine(BaseRollout):
@@ -82,17 +101,22 @@ class PacedEngine(BaseRollout):
         super().__init__(config, eos_token_ids=answer[-1:], pad_token_id=pad_token_id)
         self.answer = answer
         self.left: dict[str, int] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins to count anew."""
         self.tokens = 0
-        self.first_request = self.last_token = 0.0
+        self.steps = 0
+        self.last_token = 0.0
         self.requests: list[float] = []
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
         self.requests.append(time.perf_counter())
-        self.first_request = self.first_request or self.requests[-1]
         self.left[request_id] = len(self.answer)
 
     def step(self) -> list[Completion]:
         time.sleep(PACE_S)
+        self.steps += 1
         done = []
         for request_id in list(self.left):
             self.left[request_id] -= 1
@@ -121,76 +145,166 @@ class Speed:
     Attributes:
         tokens_per_s: from the first request to the last token.
         apart_s: from the first request to the last one of those that begin an episode.
-        span_s: from the first request to the last token.
+        lost_s: of the time from the first request to the last token, when no step was being made.
         programs_s: seconds of processors that programs took.
     """
 
     tokens_per_s: float
     apart_s: float
-    span_s: float
+    lost_s: float
     programs_s: float
 
 
-def speed_of(spec: AgentSpec | ProgramSpec, episodes: int, tokens: int) -> Speed:
-    """Plays a batch to warm up and one that counts."""
-    config = PPOConfig(
-        data=DataConfig(max_prompt_length=PROMPT, max_response_length=RESPONSE),
-        agent=AgentConfig(max_turn=TURNS),
-    )
-    tokenizer = make_tokenizer()
-    engine = PacedEngine(
-        RolloutConfig(response_length=RESPONSE, max_model_len=PROMPT + RESPONSE),
-        tokenizer.encode("5 " * (tokens - 1) + "<|im_end|>"),
-        tokenizer.pad_token_id,
-    )
-    rollout = AgentRollout(config, engine, tokenizer, [spec], None)
-    try:
-        for number in range(2):
-            engine.first_request = 0.0
-            engine.tokens = 0
-            engine.requests = []
-            before = seconds_of_programs()
-            rollout.run(describe_episodes(episodes, 1, step_info(step=number, seed=0)))
-            taken = seconds_of_programs() - before
-    finally:
-        rollout.close()
-    assert engine.tokens == episodes * TURNS * tokens, engine.tokens
-    span = engine.last_token - engine.first_request
-    # Of as many requests as there are episodes; few come a second time before the last has begun.
-    apart = engine.requests[episodes - 1] - engine.requests[0]
-    return Speed(engine.tokens / span, apart, span, taken)
+class Bench(AbstractContextManager["Bench", None]):
+    """Plays batches of one kind of agent.
+
+    Args:
+        tokens: of a turn.
+        words: further ones of the first message.
+        isolation: where an environment lives.
+    """
+
+    def __init__(
+        self, spec: AgentSpec | ProgramSpec, tokens: int, words: int, isolation: Any = "thread"
+    ) -> None:
+        prompt = PROMPT + 2 * words
+        config = PPOConfig(
+            data=DataConfig(max_prompt_length=prompt, max_response_length=RESPONSE),
+            agent=AgentConfig(max_turn=TURNS, environment=EnvironmentChoice(isolation=isolation)),
+        )
+        tokenizer = make_tokenizer()
+        self.engine = PacedEngine(
+            RolloutConfig(response_length=RESPONSE, max_model_len=prompt + RESPONSE),
+            tokenizer.encode("5 " * (tokens - 1) + "<|im_end|>"),
+            tokenizer.pad_token_id,
+        )
+        self.rollout = AgentRollout(config, self.engine, tokenizer, [spec], None)
+        self.batches = 0
+
+    def __exit__(self, *_: object) -> None:
+        self.rollout.close()
+
+    def play(self, episodes: int, turns: int = TURNS) -> Speed:
+        """Plays a batch of episodes that have so many turns each."""
+        engine = self.engine
+        engine.forget()
+        before = seconds_of_programs()
+        info = step_info(step=self.batches, seed=0)
+        self.rollout.run(describe_episodes(episodes, 1, info))
+        taken = seconds_of_programs() - before
+        self.batches += 1
+        assert engine.tokens == episodes * turns * len(engine.answer), engine.tokens
+        span = engine.last_token - engine.requests[0]
+        return Speed(
+            tokens_per_s=engine.tokens / span,
+            # Few come a second time before the last has begun.
+            apart_s=engine.requests[episodes - 1] - engine.requests[0],
+            lost_s=span - engine.steps * PACE_S,
+            programs_s=taken,
+        )
 
 
 def seconds_of_programs() -> float:
-    """Returns the processor time of the programs that have ended."""
-    launchers = [child.cpu_times() for child in psutil.Process().children()]
-    return sum(times.children_user + times.children_system for times in launchers)
+    """Returns the processor time of all processes but this one: those that ended, and that live."""
+    processes = psutil.Process().children(recursive=True)
+    return sum(sum(process.cpu_times()[:4]) for process in processes)
+
+
+def program_of(name: str, folder: Path, turns: int, words: int) -> ProgramSpec:
+    """Writes a program, or a function, and describes it."""
+    script = folder / f"{name}_{turns}.py"
+    if name == "function":
+        script.write_text(f"TURNS, WORDS = {turns}, {words}\n{FUNCTION}")
+        return ProgramSpec(function=f"{script}:solve")
+    code, preload = CLIENTS[name]
+    script.write_text(code + PLAY)
+    command = (sys.executable, str(script), str(turns), str(words))
+    return ProgramSpec(command=command, preload=preload)
+
+
+def work_of(name: str, folder: Path, episodes: int, words: int) -> tuple[float, float]:
+    """Measures the processor time of a program's start, its end included, and of each turn."""
+    seconds = []
+    for turns in (1, TURNS):
+        spec = program_of(name, folder, turns, words)
+        with Bench(spec, TOKENS_OF_TURN, words, isolation="process") as bench:
+            bench.play(episodes, turns)
+            seconds.append(bench.play(episodes, turns).programs_s / episodes)
+    turn_s = (seconds[1] - seconds[0]) / (TURNS - 1)
+    return seconds[0] - turn_s, turn_s
+
+
+def compare(benches: dict[str, Bench], episodes: int, rounds: int) -> dict[str, list[Speed]]:
+    """Plays all kinds of agents in turn, one batch to warm up and then `rounds`."""
+    for bench in benches.values():
+        bench.play(episodes)
+    # As vLLM does: to look all of torch over for garbage takes 0.3 s, whoever plays just then.
+    gc.collect()
+    gc.freeze()
+    speeds: dict[str, list[Speed]] = {name: [] for name in benches}
+    for _ in range(rounds):
+        for name, bench in benches.items():
+            speeds[name].append(bench.play(episodes))
+    gc.unfreeze()
+    return speeds
+
+
+def measure(clients: Sequence[str], episodes: int, tokens: int, words: int, rounds: int) -> None:
+    """Measures so many episodes at once with each client, and prints it."""
+    folder = Path(tempfile.mkdtemp())
+    works: dict[str, tuple[float, float]] = {}
+    with ExitStack() as stack:
+        native = Bench(AgentSpec(Same, {"words": words}), tokens, words)
+        benches = {"environment": stack.enter_context(native)}
+        for name in clients:
+            spec = program_of(name, folder, TURNS, words)
+            # A function then has a process, too, which plays one episode after the other.
+            program = Bench(spec, tokens, words, isolation="process")
+            benches[name] = stack.enter_context(program)
+            start_s, turn_s = works[name] = work_of(name, folder, episodes, words)
+            working = AgentSpec(Same, {"words": words, "start_s": start_s, "turn_s": turn_s})
+            as_busy = Bench(working, tokens, words, isolation="process")
+            benches[f"like {name}"] = stack.enter_context(as_busy)
+        speeds = compare(benches, episodes, rounds)
+    medians = {name: median_of(of_name, "tokens_per_s") for name, of_name in speeds.items()}
+    native_speed = medians["environment"]
+    print(
+        f"{episodes} episodes, {native_speed:.0f} tokens/s in an environment (at least {AT_LEAST})"
+    )
+    for name in clients:
+        apart_s = median_of(speeds[name], "apart_s")
+        lost_s = median_of(speeds[name], "lost_s")
+        print(
+            f"  {name}: {medians[name] / native_speed:.3f}; first requests {apart_s:.2f} s apart, "
+            f"{lost_s:.2f} s between steps"
+        )
+        start_s, turn_s = works[name]
+        print(
+            f"    {medians[name] / medians[f'like {name}']:.3f} of an environment that works "
+            f"{1e3 * start_s:.1f} ms at its start and {1e3 * turn_s:.1f} ms a turn, which has "
+            f"{medians[f'like {name}'] / native_speed:.3f}"
+        )
+
+
+def median_of(speeds: Sequence[Speed], name: str) -> float:
+    """Returns the median of what was measured several times."""
+    return statistics.median(vars(speed)[name] for speed in speeds)
 
 
 def main() -> None:
-    """Measures each number of episodes with each client."""
+    """Measures each number of episodes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--client", nargs="+", default=list(CLIENTS), choices=CLIENTS)
+    clients = [*CLIENTS, "function"]
+    parser.add_argument("--client", nargs="+", default=["http", "openai"], choices=clients)
     parser.add_argument("--tokens", type=int, default=TOKENS_OF_TURN, help="of a turn")
+    parser.add_argument("--words", type=int, default=0, help="further ones of the first message")
+    parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
-    folder = Path(tempfile.mkdtemp())
-    cores = len(os.sched_getaffinity(0))
+    print(f"{len(os.sched_getaffinity(0))} processors, load {os.getloadavg()[0]:.1f} before")
     for episodes in chosen.episodes:
-        native = speed_of(AgentSpec(Same), episodes, chosen.tokens).tokens_per_s
-        print(f"{episodes} episodes: {native:.0f} tokens/s in an environment")
-        for name in chosen.client:
-            code, preload = CLIENTS[name]
-            script = folder / f"{name}.py"
-            script.write_text(code + PLAY)
-            spec = ProgramSpec(command=(sys.executable, str(script)), preload=preload)
-            speed = speed_of(spec, episodes, chosen.tokens)
-            share = speed.tokens_per_s / native
-            print(
-                f"  program, {name}: {speed.tokens_per_s:.0f} tokens/s, {share:.3f} (at least "
-                f"{AT_LEAST}); first requests {speed.apart_s:.2f} s apart; programs took "
-                f"{speed.programs_s:.2f} s of {speed.span_s * cores:.2f} s of processors"
-            )
+        measure(chosen.client, episodes, chosen.tokens, chosen.words, chosen.rounds)
+    print(f"load {os.getloadavg()[0]:.1f} after")
 
 
 if __name__ == "__main__":

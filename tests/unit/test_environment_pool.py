@@ -22,7 +22,6 @@ from custom.agent import AgentSpec
 from tests.unit import pool_environments
 from tests.unit.pool_environments import Obedient, reward_fn
 from workers.environments import clock
-from workers.environments.fork_server import libraries_of
 from workers.environments.pool import PACED_CALLS, Answer, EnvironmentPool
 from workers.environments.reply import StepReply
 
@@ -512,9 +511,8 @@ def test_agents_that_hang_while_they_are_made_do_not_hold_up_the_making_of_other
 
 
 def test_only_libraries_named_as_such_are_loaded_ahead() -> None:
-    assert libraries_of(
-        ["textarena:Hangman-v0", "custom.envs.x:Y", Obedient, "/a/gymnasium.py:Z", None]
-    ) == ["textarena"]
+    sources = ["textarena:Hangman-v0", "custom.envs.x:Y", Obedient, "/a/gymnasium.py:Z", None]
+    assert [AgentSpec(source).libraries for source in sources] == [("textarena",), (), (), (), ()]
 
 
 def test_a_worker_in_a_process_loads_neither_torch_nor_ray() -> None:

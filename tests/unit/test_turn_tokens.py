@@ -1,5 +1,6 @@
 """Tests the joining of turns in token space, under the chat templates of the usual models."""
 
+import copy
 import functools
 import logging
 
@@ -693,3 +694,14 @@ def test_rows_of_plain_words_are_the_full_rendering_tokenised_at_once(name, said
         messages += [assistant(answer), user(reply)]
         row += sampled + join.token_ids
         assert row == turns.prompt(messages)
+
+
+def test_equal_tools_are_marked_once_and_no_others_are_taken_for_them():
+    turns = turn_tokens("qwen2.5")
+    known = turns.marked_tools([TOOL])
+    assert turns.marked_tools(copy.deepcopy([TOOL])) is known
+    # A template writes names in their order.
+    reordered = dict(reversed(TOOL.items()))
+    assert reordered == TOOL
+    assert list(turns.marked_tools([reordered]).marked[0]) == list(reordered)
+    assert turns.marked_tools(None).marked is None

@@ -18,14 +18,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
 from subprocess import DEVNULL, Popen
-from typing import Any
 
-from custom.adapters import library_of
 from custom.confine import Limits, kill_tree
 from workers.environments.fork_server_process import FORK
 from workers.environments.reply import WorkerLost
@@ -46,12 +44,12 @@ class ForkServer:
     """Asks the fork server for processes; starts it with the first, and again should it have died.
 
     Args:
-        environments: those to come, as specs name them; their libraries are imported ahead.
+        libraries: those of each spec, which are imported ahead.
         limits: what each of them may have.
     """
 
-    def __init__(self, environments: Iterable[Any], limits: Limits) -> None:
-        self._preload = libraries_of(environments)
+    def __init__(self, libraries: Iterable[Sequence[str]], limits: Limits) -> None:
+        self._preload = sorted({name for of_spec in libraries for name in of_spec})
         self._limits = limits
         self._lock = threading.Lock()
         self._process: Popen[bytes] | None = None
@@ -137,9 +135,3 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
         return None
-
-
-def libraries_of(sources: Iterable[Any]) -> list[str]:
-    """Lists the libraries behind environments named LIBRARY:ID."""
-    libraries = {library_of(source) for source in sources}
-    return sorted(library for library in libraries if library)

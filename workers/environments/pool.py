@@ -104,7 +104,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         if isolation != "thread":
             self._specs = [pickled(spec) for spec in specs]
         self._names = [environment_name(spec.source) for spec in specs]
-        self._fork_server = ForkServer((spec.environment for spec in specs), limits or Limits())
+        self._fork_server = ForkServer((spec.libraries for spec in specs), limits or Limits())
         self._replies: SimpleQueue[Answer] = SimpleQueue() if replies is None else replies
         # The slots whose threads live; nobody kills a worker whose thread has left them.
         self._slots: set[Slot] = set()

@@ -245,10 +245,12 @@ def end_of_piece(piece: Piece, rendered: str, start: int) -> int | None:
 
     White space around a piece does not count, nor that inside of what was sampled.
     """
+    text = piece.text.strip()
+    begin = skip_space(rendered, start) if text else start
+    if rendered.startswith(text, begin):
+        return begin + len(text)
     if not piece.is_sampled:
-        text = piece.text.strip()
-        begin = skip_space(rendered, start) if text else start
-        return begin + len(text) if rendered.startswith(text, begin) else None
+        return None
     place = start
     for character in squashed(piece.text):
         place = skip_space(rendered, place)

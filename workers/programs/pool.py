@@ -17,6 +17,7 @@ import queue
 import secrets
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -86,6 +87,9 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = ProgramServer(max_tokens, port)
         self._closed = False
+        # What the owner's thread wants to have called, and whether this thread was woken for it.
+        self._calls: deque[tuple[Any, ...]] = deque()
+        self._is_woken = False
         started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(started)), name="programs", daemon=True
@@ -130,9 +134,24 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         self._thread.join(STOP_S)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self._loop.call_soon_threadsafe(function, *arguments)
+        """Has a function called in the pool's thread.
+
+        That thread is woken once for what comes at the same time. Each time would hand it the
+        interpreter, and the answers of an engine's step would be sent one by one, while the engine
+        waits for its next step.
+        """
+        self._calls.append((function, *arguments))
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._take_calls)
 
     # The pool's thread
+
+    def _take_calls(self) -> None:
+        # Before the calls are taken, so that one that comes meanwhile wakes again.
+        self._is_woken = False
+        while self._calls:
+            self._loop.call_soon(*self._calls.popleft())
 
     async def _serve(self, started: "queue.SimpleQueue[BaseException | None]") -> None:
         self._loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ all that the client was shown of it comes back; what it has changed is its own.
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from custom.tools.calls import ToolCall
@@ -17,6 +17,8 @@ from workers.programs.exchange import Answer, AnsweredCompletion, AskedCompletio
 
 # Thinking at the beginning of an answer; its opening may stand in the prompt.
 THINKING = re.compile(r"^\s*(?:<think>)?(.*?)</think>", re.DOTALL)
+# Made once: `json.dumps` makes an encoder for every message of every request.
+ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 
 
 @dataclass(eq=False)
@@ -122,7 +124,7 @@ def look_of(text: str, calls: list[tuple[str, Any]]) -> str:
             except ValueError:
                 value = arguments
         read_calls.append([name, value])
-    return json.dumps([text.strip(), read_calls], sort_keys=True)
+    return ENCODER.encode([text.strip(), read_calls])
 
 
 def digest(before: str, message: Json) -> str:
@@ -131,15 +133,10 @@ def digest(before: str, message: Json) -> str:
     if "tool_calls" in message:
         look = look_of(message["content"], calls_in(message))
         message = replace_call_ids(message, look)
-    text = before + json.dumps(message, sort_keys=True, default=str)
+    text = before + ENCODER.encode(message)
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
 def replace_call_ids(message: Json, look: str) -> Json:
     """Returns a message with what it looks like in place of its calls."""
     return {**message, "tool_calls": look}
-
-
-def with_sampled_texts(asked: AskedCompletion, recall: Recall) -> AskedCompletion:
-    """Returns a request whose answers of the policy's read as they were sampled."""
-    return replace(asked, messages=recall.recalled(asked.messages))

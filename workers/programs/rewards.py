@@ -22,9 +22,9 @@ class RewardSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def environment(self) -> None:
-        """Returns what libraries are imported ahead for: nothing."""
-        return
+    def libraries(self) -> tuple[str, ...]:
+        """Returns what is imported ahead for it: nothing."""
+        return ()
 
     @property
     def source(self) -> str:

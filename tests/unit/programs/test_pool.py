@@ -195,6 +195,51 @@ def test_a_preloaded_sdk_has_made_its_first_request(tmp_path: Path) -> None:
     assert sum(isinstance(heard, Asked) for heard in told) == 2
 
 
+def test_calls_that_are_made_at_once_are_all_done_also_behind_one_that_fails(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print(0.5)\n")
+    spec = ProgramSpec(command=(sys.executable, str(script)), preload=("decimal",))
+    keys = set(range(12))
+    with pool_of(spec) as pool:
+        for key in keys:
+            pool.reset(key, 0, 7)
+            # Nobody asked for this answer.
+            pool.answer(key, 99, YES)
+        exited: set[int] = set()
+        finished: set[int] = set()
+        until = time.monotonic() + 60
+        while finished != keys:
+            assert time.monotonic() < until, (exited, finished)
+            for key, heard in pool.poll(1.0):
+                if isinstance(heard, Exited):
+                    assert heard.reward == 0.5, heard.error
+                    exited.add(key)
+                    pool.finish(key, "done")
+                if isinstance(heard, StepReply):
+                    finished.add(key)
+    assert exited == keys
+
+
+def test_a_function_reaches_the_policy_whatever_proxy_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "game.py").write_text(
+        "async def solve(task, client, seed):\n"
+        "    message = {'role': 'user', 'content': 'Hello'}\n"
+        "    await client.chat.completions.create(model='m', messages=[message])\n"
+        "    return 0.25\n"
+    )
+    with pool_of(ProgramSpec(function=f"{tmp_path / 'game.py'}:solve")) as pool:
+        told = play(pool)
+    assert exit_of(told).reward == 0.25, exit_of(told).error
+
+
 def test_a_command_that_does_not_start_is_a_crash() -> None:
     with pool_of(ProgramSpec(command=("/nowhere/at-all",))) as pool:
         exited = exit_of(play(pool))
