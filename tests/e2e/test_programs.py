@@ -213,6 +213,11 @@ def test_a_reward_function_sees_what_a_program_did(tiny_game: Path, tmp_path: Pa
         ((f"agent.program={SOLVE}:none",), "none"),
         ((f"agent.program={SOLVE}:solve", "agent.command=ls"), "give one of them"),
         (("agent.command=ls", "agent.tools=[calculator]"), "its own tools with each request"),
+        (("agent.command=ls", "agent.mcp_servers.x.command=ls"), "its own tools with each request"),
+        (
+            ("agent.command=ls", "agent.models.policy={base_url: 'http://a/v1', model: m}"),
+            "agent.models.policy: by this name programs ask the policy",
+        ),
         (("agent.command=ls", "agent.preload=[json]"), "agent.preload forks a command"),
         (("agent.preload=[json]", "agent.environment.name=x:y"), "set agent.command"),
         (("agent.command=ls", "agent.observation_loss_coef=0.1"), "observation_loss_coef=0.1"),
@@ -243,6 +248,19 @@ def test_a_program_that_cannot_play_is_told_by_its_trial(
     with pytest.raises(ConfigError) as caught:
         fit(config)
     assert sentence in str(caught.value)
+
+
+def test_sampling_of_ones_own_is_counted_or_told_by_the_trial(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    wants = running(f"{sys.executable} {FAULTY} wants_a_call")
+    config = game_config(tiny_game, tmp_path, *wants, *GRPO, "trainer.total_training_steps=1")
+    fit(config)
+    [step] = read_steps(tmp_path)
+    assert step["agent/info/program_overridden/mean"] == 1.0
+    config = game_config(tiny_game, tmp_path, *wants, "agent.client_sampling=refuse")
+    with pytest.raises(ConfigError, match=r"policy's own choice.*client_sampling=refuse"):
+        fit(config)
 
 
 def test_a_model_is_served_to_programs_that_somebody_starts(
