@@ -71,7 +71,7 @@ def program_host(config: PPOConfig) -> str:
 
     Where Ray does not run in this process, as in a trial, nobody on another node asks.
     """
-    if config.agent.program_host == "loopback":
+    if config.agent.program_host == "loopback" or not config.trainer.use_ray:
         return LOOPBACK
     import ray
 

@@ -218,6 +218,17 @@ def test_a_reward_function_sees_what_a_program_did(tiny_game: Path, tmp_path: Pa
             ("agent.command=ls", "agent.models.policy={base_url: 'http://a/v1', model: m}"),
             "agent.models.policy: by this name programs ask the policy",
         ),
+        (("agent.command=ls", "agent.program_host=node"), "set trainer.launcher=ray, or take it"),
+        (("agent.program_host=node", "agent.environment.name=x:y"), "is a program's"),
+        (
+            (
+                f"agent.program={SOLVE}:solve",
+                "agent.environment.isolation=ray",
+                "trainer.launcher=ray",
+                "trainer.nnodes=2",
+            ),
+            "may run on another node than the server that it asks",
+        ),
         (("agent.command=ls", "agent.preload=[json]"), "agent.preload forks a command"),
         (("agent.preload=[json]", "agent.environment.name=x:y"), "set agent.command"),
         (("agent.command=ls", "agent.observation_loss_coef=0.1"), "observation_loss_coef=0.1"),

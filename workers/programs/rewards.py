@@ -64,8 +64,12 @@ class ProgramReward:
             "conversations": conversations,
             "models": models,
         }
+        # What the config gives it itself stays.
+        given = self.function.keywords if isinstance(self.function, partial) else {}
         arguments = {
-            name: value for name, value in offered.items() if takes_keyword(self.function, name)
+            name: value
+            for name, value in offered.items()
+            if name not in given and takes_keyword(self.function, name)
         }
         try:
             return check_reward(self.function(**arguments), where)

@@ -13,7 +13,7 @@ import pytest
 
 from custom.models import ModelSettings, install_models
 from custom.models.usage import USAGE, Counts, add_counts
-from tests.model_server import completion, model_server, reply, say
+from tests.model_server import completion, hang, model_server, reply, say
 from tests.unit.programs.test_pool import exit_of, play
 from tests.unit.programs.test_server import Served, begin
 from workers.environments.pool import EnvironmentPool
@@ -124,6 +124,20 @@ def test_an_sdk_is_told_why_a_model_gave_no_answer_and_does_not_ask_again() -> N
     assert exit_of(told).metrics == {"server_error": 1.0}
     assert len(server.bodies) == 1, "the run's own retries are enough"
     assert counts_of(told)["failures"] == 1
+
+
+@pytest.mark.parametrize("way", ["command", "function"])
+def test_a_judge_that_hangs_ends_its_program_at_the_programs_deadline(way: str) -> None:
+    with model_server(hang) as server:
+        models = judge_at(server.url)
+        spec = ProgramSpec(command=(sys.executable, str(FILE)), models=models)
+        if way == "function":
+            spec = ProgramSpec(function=f"{FILE}:asks_and_hangs", models=models)
+        with pool_of(spec, step_s=4.0) as pool:
+            exited = exit_of(play(pool))
+            assert exited.failure == "env_timeout", exited.error
+        assert len(server.bodies) == 1
+    USAGE.take()
 
 
 def test_what_a_function_that_was_given_up_had_asked_is_counted_once() -> None:
