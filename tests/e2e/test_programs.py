@@ -278,6 +278,8 @@ def test_a_model_is_served_to_programs_that_somebody_starts(
     tiny_game: Path, tmp_path: Path
 ) -> None:
     words = ["configs/quickstart_program.yaml", "--serve", f"{tiny_game}/model"]
+    # A judge that nobody asks, and that is not there.
+    words += ["agent.models.judge.base_url=http://127.0.0.1:9/v1", "agent.models.judge.model=m"]
     serving = subprocess.Popen(
         [sys.executable, "main.py", *words],
         cwd=PROJECT,
@@ -288,6 +290,8 @@ def test_a_model_is_served_to_programs_that_somebody_starts(
     try:
         greeting = [serving.stdout.readline() for _ in range(3)]
         url, key = re.findall(r"OPENAI_\w+=(\S+)", greeting[0])
+        listed = json.load(urllib.request.urlopen(f"{url}/models"))["data"]
+        assert [entry["id"] for entry in listed] == ["policy", "judge"]
         own = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "SEED": "3"}
         for earned in (0.25, 0.5):
             played = [sys.executable, str(PROJECT / "examples/guess_program.py")]
