@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from custom.env import Task
+from custom.models.usage import USAGE
 from data.conversation import TemplateRefusal
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from workers.agent_pools import open_program_pool
 from workers.environments.reply import StepReply
 from workers.programs.exchange import Answer, Asked, Exited, Refusal
+from workers.programs.other_sampling import other_sampling
 from workers.programs.pool import ProgramPool
 from workers.programs.spec import ProgramSpec
 
@@ -39,6 +41,8 @@ def try_programs(
         for index, spec in enumerate(specs):
             trial = _ProgramTrial(config, pool, tokens, spec)
             problems += trial.problems(index, task)
+    # What trials asked of models is no step's.
+    USAGE.take()
     return problems
 
 
@@ -127,6 +131,9 @@ class _ProgramTrial:
     def _refusal(self, asked: Asked) -> tuple[Refusal, str]:
         """Returns why a request cannot be served; "": it can."""
         limit = self.config.data.max_prompt_length
+        differences = other_sampling(asked, self.config.actor_rollout_ref.rollout)
+        if differences and self.spec.client_sampling == "refuse":
+            return "sampling", f"{'; '.join(differences)} (agent.client_sampling=refuse)"
         try:
             length = len(asked.prompt_ids)
             if not asked.prompt_ids:

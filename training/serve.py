@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from custom.models import ModelSettings
 from data.seeds import step_info
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
+from training.config.model_settings import model_settings
 from training.run.model_source import CannotUse, local_model, tokenizer_folder
 from training.run.signals import EndingSignals
 from workers.agent_pools import open_program_pool
@@ -108,6 +110,7 @@ def serve(config: PPOConfig, model: ModelSpec, engine: BaseRollout, port: int) -
         client_sampling=agent.client_sampling,
         request_timeout_s=agent.request_timeout_s,
         token=secrets.token_urlsafe(24),
+        models=served_models(config),
     )
     tokens = TurnTokens(
         model.tokenizer,
@@ -126,6 +129,13 @@ def serve(config: PPOConfig, model: ModelSpec, engine: BaseRollout, port: int) -
                 served.play(number)
         except KeyboardInterrupt:
             served.show()
+
+
+def served_models(config: PPOConfig) -> dict[str, ModelSettings]:
+    """Returns the models beside the policy, for which nothing is written to the run's folder."""
+    return {
+        name: replace(settings, folder=None) for name, settings in model_settings(config).items()
+    }
 
 
 @dataclass

@@ -13,6 +13,7 @@ from training.config import PPOConfig
 from workers.environments.pool import EnvironmentPool
 from workers.programs.play import ProgramPlayer
 from workers.programs.spec import ProgramSpec
+from workers.ranks.worker_host import LOOPBACK
 from workers.rollout.episode import Player
 
 if TYPE_CHECKING:
@@ -59,9 +60,25 @@ def open_program_pool(
         deadlines=Deadlines(config.agent.step_timeout_s, config.agent.episode_timeout_s),
         max_tokens=max_tokens,
         port=port,
+        host=program_host(config),
         homes=partial(open_pool, config),
         replies=replies,
     )
+
+
+def program_host(config: PPOConfig) -> str:
+    """Returns the address at which programs find their server: this machine's own, or its node's.
+
+    Where Ray does not run in this process, as in a trial, nobody on another node asks.
+    """
+    if config.agent.program_host == "loopback" or not config.trainer.use_ray:
+        return LOOPBACK
+    import ray
+
+    if not ray.is_initialized():
+        return LOOPBACK
+    address: str = ray.util.get_node_ip_address()
+    return address
 
 
 def open_mixed_pool(

@@ -333,6 +333,7 @@ def program_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
         reward_kwargs=reward.reward_kwargs,
         max_turn=choice.max_turn,
         max_turn_tokens=choice.max_turn_tokens,
+        models=model_settings(config),
     )
     if choice.is_of_verifiers:
         return verifiers_spec(config, choice, spec)

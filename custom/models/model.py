@@ -1,6 +1,7 @@
 """A model that can be asked."""
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -98,6 +99,15 @@ class Model:
                 raise answer
         return [str(answer) for answer in answers]
 
+    async def complete_async(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns all that the server answers to the body of a chat completion.
+
+        `model` in it is the settings'; without a temperature it is as in `ask`, and so is what is
+        kept. Raises ModelError where there is no answer.
+        """
+        request = {"temperature": 0.0, **self.settings.body, **body, "model": self.settings.model}
+        return await LOOP_THREAD.run_from(self._whole_answer(request))
+
     def check(self) -> None:
         """Sends a small request, whose answer is not looked at. Raises ModelError."""
         request = self._body("Say yes.", None, 1, {})
@@ -127,25 +137,53 @@ class Model:
         return await asyncio.gather(*answers, return_exceptions=True)
 
     async def _answer(self, body: dict[str, Any], cache: bool | None) -> str:
-        """Returns the kept answer to a request, or the server's."""
-        if cache is None:
-            cache = body["temperature"] == 0
-        keeps = cache and self.settings.cache != "never"
-        key = content_key(self.settings.base_url, body) if keeps else ""
-        if keeps:
-            kept = self._answers.get(key)
-            if kept is not None:
-                USAGE.add({self.settings.name: {"cached": 1.0}})
-                return kept
+        """Returns the text of the kept answer to a request, or of the server's."""
+        key = self._key_of(body, body, cache)
+        kept = self._kept(key)
+        if kept is not None:
+            return kept
         answer = await self._send(body)
         try:
             text = self._text_of(answer)
         except ModelError:
             USAGE.add({self.settings.name: {"failures": 1.0}})
             raise
-        if keeps:
+        if key:
             self._answers.put(key, text)
         return text
+
+    async def _whole_answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Returns the kept answer to a request, or the server's, with all of its fields."""
+        key = self._key_of(body, {"whole": body}, None)
+        kept = self._kept(key)
+        if kept is not None:
+            answer: dict[str, Any] = json.loads(kept)
+            return answer
+        answer = await self._send(body)
+        try:
+            self._choice_of(answer)
+        except ModelError:
+            USAGE.add({self.settings.name: {"failures": 1.0}})
+            raise
+        if key:
+            self._answers.put(key, json.dumps(answer))
+        return answer
+
+    def _key_of(
+        self, body: Mapping[str, Any], content: Mapping[str, Any], cache: bool | None
+    ) -> str:
+        """Returns under what the answer to a request is kept; "": it is not."""
+        if cache is None:
+            cache = body["temperature"] == 0
+        keeps = cache and self.settings.cache != "never"
+        return content_key(self.settings.base_url, content) if keeps else ""
+
+    def _kept(self, key: str) -> str | None:
+        """Returns what is kept under a key, and counts it."""
+        kept = self._answers.get(key) if key else None
+        if kept is not None:
+            USAGE.add({self.settings.name: {"cached": 1.0}})
+        return kept
 
     async def _send(self, body: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
@@ -160,15 +198,8 @@ class Model:
 
     def _text_of(self, answer: Mapping[str, Any]) -> str:
         """Returns the text in an answer. Raises ModelError where there is none."""
-        try:
-            choice = answer["choices"][0]
-            text = choice["message"]["content"]
-        except (KeyError, IndexError, TypeError):
-            raise ModelError(
-                f"{self.settings.place} answered without choices: its entries are "
-                f"{', '.join(list(answer)[:8])}",
-                "bad_answer",
-            ) from None
+        choice = self._choice_of(answer)
+        text = choice["message"].get("content")
         if not isinstance(text, str):
             raise ModelError(
                 f"{self.settings.place} answered without a text (finish_reason="
@@ -176,6 +207,21 @@ class Model:
                 "bad_answer",
             )
         return text
+
+    def _choice_of(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns an answer's first choice. Raises ModelError where it has no message."""
+        try:
+            choice: dict[str, Any] = answer["choices"][0]
+            has_message = isinstance(choice["message"], dict)
+        except (KeyError, IndexError, TypeError):
+            has_message = False
+        if not has_message:
+            raise ModelError(
+                f"{self.settings.place} answered without choices: its entries are "
+                f"{', '.join(list(answer)[:8])}",
+                "bad_answer",
+            )
+        return choice
 
 
 def _messages(question: Question) -> list[dict[str, Any]]:

@@ -36,6 +36,10 @@ class NamedModel:
         """Returns the answers to several questions; see `Model.ask_all`."""
         return self._model().ask_all(questions, **arguments)
 
+    async def complete_async(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the whole answer to a chat completion's body; see `Model.complete_async`."""
+        return await self._model().complete_async(body)
+
     def _model(self) -> Model:
         return INSTALLED.model(self.name)
 

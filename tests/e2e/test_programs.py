@@ -213,6 +213,22 @@ def test_a_reward_function_sees_what_a_program_did(tiny_game: Path, tmp_path: Pa
         ((f"agent.program={SOLVE}:none",), "none"),
         ((f"agent.program={SOLVE}:solve", "agent.command=ls"), "give one of them"),
         (("agent.command=ls", "agent.tools=[calculator]"), "its own tools with each request"),
+        (("agent.command=ls", "agent.mcp_servers.x.command=ls"), "its own tools with each request"),
+        (
+            ("agent.command=ls", "agent.models.policy={base_url: 'http://a/v1', model: m}"),
+            "agent.models.policy: by this name programs ask the policy",
+        ),
+        (("agent.command=ls", "agent.program_host=node"), "set trainer.launcher=ray, or take it"),
+        (("agent.program_host=node", "agent.environment.name=x:y"), "is a program's"),
+        (
+            (
+                f"agent.program={SOLVE}:solve",
+                "agent.environment.isolation=ray",
+                "trainer.launcher=ray",
+                "trainer.nnodes=2",
+            ),
+            "may run on another node than the server that it asks",
+        ),
         (("agent.command=ls", "agent.preload=[json]"), "agent.preload forks a command"),
         (("agent.preload=[json]", "agent.environment.name=x:y"), "set agent.command"),
         (("agent.command=ls", "agent.observation_loss_coef=0.1"), "observation_loss_coef=0.1"),
@@ -245,10 +261,25 @@ def test_a_program_that_cannot_play_is_told_by_its_trial(
     assert sentence in str(caught.value)
 
 
+def test_sampling_of_ones_own_is_counted_or_told_by_the_trial(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    wants = running(f"{sys.executable} {FAULTY} wants_a_call")
+    config = game_config(tiny_game, tmp_path, *wants, *GRPO, "trainer.total_training_steps=1")
+    fit(config)
+    [step] = read_steps(tmp_path)
+    assert step["agent/info/program_overridden/mean"] == 1.0
+    config = game_config(tiny_game, tmp_path, *wants, "agent.client_sampling=refuse")
+    with pytest.raises(ConfigError, match=r"policy's own choice.*client_sampling=refuse"):
+        fit(config)
+
+
 def test_a_model_is_served_to_programs_that_somebody_starts(
     tiny_game: Path, tmp_path: Path
 ) -> None:
     words = ["configs/quickstart_program.yaml", "--serve", f"{tiny_game}/model"]
+    # A judge that nobody asks, and that is not there.
+    words += ["agent.models.judge.base_url=http://127.0.0.1:9/v1", "agent.models.judge.model=m"]
     serving = subprocess.Popen(
         [sys.executable, "main.py", *words],
         cwd=PROJECT,
@@ -259,6 +290,8 @@ def test_a_model_is_served_to_programs_that_somebody_starts(
     try:
         greeting = [serving.stdout.readline() for _ in range(3)]
         url, key = re.findall(r"OPENAI_\w+=(\S+)", greeting[0])
+        listed = json.load(urllib.request.urlopen(f"{url}/models"))["data"]
+        assert [entry["id"] for entry in listed] == ["policy", "judge"]
         own = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "SEED": "3"}
         for earned in (0.25, 0.5):
             played = [sys.executable, str(PROJECT / "examples/guess_program.py")]

@@ -26,6 +26,7 @@ from training.building import build_trainer
 from training.config.loader import ConfigError
 from training.run.abort_policy import EnvironmentsFail
 
+PROGRAMS = PROJECT / "tests/unit/programs/asks_judge.py"
 PARTS = PROJECT / "tests/e2e/judged_parts.py"
 # Not a try again, which would take its time.
 JUDGE = ("agent.models.judge.model=m", "agent.models.judge.max_retries=0")
@@ -83,6 +84,25 @@ def test_environments_ask_wherever_they_live_and_the_step_counts_it(
         assert counts["cost"] == pytest.approx(320 / 1e6)
         assert 0 < counts["seconds"] < 5
         assert endings(step) == {"done": 32}
+
+
+def test_programs_ask_and_the_step_counts_it_without_their_trial(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    with model_server(say("0.5")) as server:
+        config = game_config(
+            tiny_game, tmp_path, *GRPO, f"{AGENT}.path=null", f"{AGENT}.cls=null",
+            f"agent.program={PROGRAMS}:solve", "trainer.total_training_steps=1",
+            *asking(server.url, "agent.models.judge.cache=never"),
+        )  # fmt: skip
+        _, [batch] = fit(config)
+        # The model's trial, the program's, and two of each episode.
+        assert len(server.bodies) == 1 + 2 + 2 * 32
+    [step] = read_steps(tmp_path)
+    assert counts_of(step)["calls"] == 2 * 32
+    counted = [facts["models"]["judge"]["calls"] for facts in facts_of(batch) if facts["models"]]
+    assert sum(counted) == 2 * 32
+    assert {facts["paid"] for facts in facts_of(batch)} == {1.0}
 
 
 def test_a_model_that_is_down_for_a_while_costs_episodes_and_not_the_run(

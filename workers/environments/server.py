@@ -44,7 +44,9 @@ class EnvServer:
             reply = StepReply(failure="reward_fault", error=str(error))
         except BaseException as error:
             reply = crashed(describe(error))
-        return replace(reply, seconds=self.clock.end(), usage=USAGE.take())
+        # These replies no episode is given, and threads of a process share what was asked.
+        usage = {} if kind in ("build", "close") else USAGE.take()
+        return replace(reply, seconds=self.clock.end(), usage=usage)
 
     def answer(self, kind: Call, args: tuple[Any, ...]) -> bytes:
         """Runs one call and returns the reply as JSON."""

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from custom.models.usage import Counts
 from data.warn_once import warn_once
 from workers.environments.clock import SHORT_S
 from workers.programs.exchange import (
@@ -105,6 +106,7 @@ class Attempt:
         reward_told: it has said what answers earned.
         output: the end of what it wrote to standard output.
         used_s: its own time.
+        usage: what its function asked of the models beside the policy.
         left: the reward with which an episode ends that is played by hand.
     """
 
@@ -128,6 +130,7 @@ class Attempt:
     ending: bool = False
     reward_told: bool = False
     used_s: float = 0.0
+    usage: Counts = field(default_factory=dict)
     left: "asyncio.Future[float | None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -193,6 +196,11 @@ class Attempt:
 
     # Requests
 
+    def refuse_if_ended(self) -> None:
+        """Raises ProtocolError where it takes no more requests."""
+        if self.exited or self.ending or self.failure:
+            raise ProtocolError("this episode has ended", "episode_ended", 410)
+
     def ask(
         self, asked: AskedCompletion, body: bytes, *, is_retry: bool, reward: float | None
     ) -> Pending:
@@ -200,8 +208,7 @@ class Attempt:
 
         Who asked listens from here on, until `stop_listening`.
         """
-        if self.exited or self.ending or self.failure:
-            raise ProtocolError("this episode has ended", "episode_ended", 410)
+        self.refuse_if_ended()
         speaker = asked.speaker
         named = f"{speaker.agent} {speaker.conversation} ".encode()
         digest = hashlib.blake2b(named + body, digest_size=16).digest()
@@ -231,6 +238,7 @@ class Attempt:
                 stop=asked.stop,
                 wants_log_probs=asked.wants_log_probs,
                 sampling=asked.sampling,
+                forces_call=asked.forces_call,
                 speaker=speaker,
                 reward=reward,
                 seconds=self._new_seconds(),

@@ -43,6 +43,7 @@ class AskedCompletion:
         prompt_ids: in place of messages: the ids that are to be continued.
         tools: functions, as chat templates take them.
         reads_calls: tool calls in the answer are to be told apart from its text.
+        forces_call: the client wants a call, whatever the policy would choose.
         max_tokens: the longest answer that the client wants.
         stop: texts, any of which ends the answer.
         stream, usage_in_stream, wants_log_probs, shows_thinking: how it is to be answered.
@@ -56,6 +57,7 @@ class AskedCompletion:
     prompt_ids: tuple[int, ...] = ()
     tools: list[Json] | None = None
     reads_calls: bool = True
+    forces_call: bool = False
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
@@ -74,6 +76,7 @@ class Asked:
 
     Attributes:
         number: of the request, counted from 1 in an attempt.
+        sampling, forces_call: what the client wants otherwise than the run, maybe.
         reward: of the answer behind which this request goes on; None: it says nothing of that.
         seconds: that the program worked since it was answered last.
     """
@@ -86,6 +89,7 @@ class Asked:
     stop: tuple[str, ...] = ()
     wants_log_probs: bool = False
     sampling: dict[str, float] = field(default_factory=dict)
+    forces_call: bool = False
     speaker: Speaker = NOBODY
     reward: float | None = None
     seconds: float = 0.0

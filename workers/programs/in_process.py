@@ -1,8 +1,9 @@
 """Programs that are functions: `async def solve(task, client) -> reward`, called where environments
 live.
 
-The client is OpenAI's, connected to the same server that commands speak to. Invariant: a function
-that is given up ends, wherever it waits: its thread wakes up often.
+The client is OpenAI's, connected to the same server that commands speak to; beside it a function
+may take `seed`, and `models`, those beside the policy. Invariant: a function that is given up ends,
+wherever it waits: its thread wakes up often.
 """
 
 import asyncio
@@ -10,13 +11,14 @@ import functools
 import inspect
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from custom.env import BadEnvironment
 from custom.env_calls import check_reward, located, takes_keyword
+from custom.models import ModelSettings, install_models, models
 from data.loading import load_extern_object
 
 # How often a thread that only waits runs a line of Python, in which it can be stopped.
@@ -37,6 +39,7 @@ class FunctionSpec:
 
     path: str
     name: str
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -49,13 +52,15 @@ class FunctionSpec:
         return f"{self.path}:{self.name}"
 
     @staticmethod
-    def of(source: str) -> "FunctionSpec":
+    def of(source: str, models: Mapping[str, ModelSettings]) -> "FunctionSpec":
         """Reads FILE.py:NAME."""
         path, _, name = source.rpartition(":")
-        return FunctionSpec(path, name)
+        return FunctionSpec(path, name, models)
 
     def build(self) -> "FunctionProgram":
-        """Loads the function."""
+        """Loads the function, beside the models that it may ask."""
+        if self.models:
+            install_models(self.models)
         return FunctionProgram(load_extern_object(self.path, self.name))
 
 
@@ -92,7 +97,7 @@ class FunctionProgram:
             async with openai.AsyncOpenAI(
                 base_url=base_url, api_key=token, http_client=http
             ) as client:
-                offered = {"task": task, "client": client, "seed": seed}
+                offered = {"task": task, "client": client, "seed": seed, "models": models}
                 arguments = {
                     name: value
                     for name, value in offered.items()

@@ -12,16 +12,18 @@ went on from it, which proves that its client has it.
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from custom.env import BadRewardFunction, Message
+from custom.models.usage import add_counts
 from data.conversation import TemplateRefusal
 from data.turn_tokens import Tools, TurnTokens
 from workers.environments.reply import StepReply
 from workers.programs.conversations import Conversations, Place
 from workers.programs.exchange import Answer, Asked, Earned, Exited, Gone, Refusal, Rewarded
+from workers.programs.other_sampling import other_sampling
 from workers.rollout.engine import Completion, VersionSpan
 from workers.rollout.episode import (
     FAILURES,
@@ -45,8 +47,6 @@ FIRST_OF_CONTENTS = 1_000_000_000
 # grow, forked one or began one; those that were refused; answers that nobody took; requests whose
 # own sampling was overridden.
 COUNTS = ("requests", "grows", "forks", "begins", "refused", "undelivered", "overridden")
-# What a client's setting means where the run has no such setting.
-NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0}
 
 
 @dataclass(eq=False)
@@ -134,7 +134,7 @@ class ProgramEpisode:
         if episode.ending or (max_turn is not None and len(episode.turns) >= max_turn):
             episode.ending = "max_turns"
             return self._refuse(asked, "ended", f"the episode has had its {max_turn} turns")
-        differences = list(self._other_sampling(asked))
+        differences = other_sampling(asked, self.sampler(self.episode, 0))
         if differences and self.client_sampling == "refuse":
             return self._refuse(asked, "sampling", "; ".join(differences))
         self.counts["overridden"] += bool(differences)
@@ -247,19 +247,6 @@ class ProgramEpisode:
         digest = int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=4).digest())
         self.contents[digest] += 1
         return FIRST_OF_CONTENTS + digest + self.contents[digest]
-
-    def _other_sampling(self, asked: Asked) -> Iterator[str]:
-        """Yields which of a client's settings would sample otherwise than the run does."""
-        run = self.sampler(self.episode, 0)
-        values = NEUTRAL | {
-            "temperature": run.temperature,
-            "top_p": run.top_p,
-            "top_k": run.top_k,
-        }
-        for name, value in asked.sampling.items():
-            is_off = name == "top_k" and value <= 0 and run.top_k <= 0
-            if value != values[name] and not is_off:
-                yield f"{name}={value:g} is asked for, and the run samples with {values[name]:g}"
 
     # Answers
 
@@ -396,6 +383,7 @@ class ProgramEpisode:
     def _take_final_reward(self, reply: StepReply) -> None:
         """Lets the episode's own reward, of a reward function, replace those of its turns."""
         episode = self.episode
+        add_counts(episode.models, reply.usage)
         if reply.failure == "reward_fault":
             raise BadRewardFunction(reply.error)
         if reply.failure and episode.ending not in FAILURES:

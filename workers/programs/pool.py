@@ -19,10 +19,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from custom.env_calls import describe
+from custom.models import install_models
+from custom.models.usage import USAGE, Counts, add_counts
 from custom.tools.parsers import get_parser
 from workers.environments.clock import waited_for_processor
 from workers.environments.pool import EnvironmentPool
@@ -58,7 +62,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         specs: of the programs, by their index among all specs.
         deadlines: of a program's own time.
         max_tokens: of the longest row.
-        port: of the server; 0: any that is free.
+        host, port: of the server; port 0: any that is free.
         homes: makes an environment pool, in which functions then run: a program's own, and those
             that give rewards.
         replies: where events and replies go.
@@ -70,11 +74,15 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         *,
         deadlines: Deadlines,
         max_tokens: int,
+        host: str = "127.0.0.1",
         port: int = 0,
         homes: HomesMaker = EnvironmentPool,
         replies: Replies | None = None,
     ) -> None:
         self._specs = specs
+        for spec in specs.values():
+            if spec.models:
+                install_models(spec.models)
         self._homes = homes
         self._functions: dict[str, Jobs] = {}
         self._rewards: dict[str, Jobs] = {}
@@ -85,7 +93,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         self._kills: dict[int, Callable[[], None]] = {}
         self._launchers: dict[tuple[Any, ...], Launcher] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = ProgramServer(max_tokens, port)
+        self._server = ProgramServer(max_tokens, port, host)
         self._closed = False
         # What the owner's thread wants to have called, and whether this thread was woken for it.
         self._calls: deque[tuple[Any, ...]] = deque()
@@ -209,7 +217,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         attempt = self._attempts.pop(key)
         self._server.forget(attempt)
         if attempt.spec.reward_path is None or attempt.has_failed:
-            self._replies.put((key, StepReply(done=True)))
+            self._replies.put((key, StepReply(done=True, usage=asked_of_models(attempt))))
         else:
             self._spawn(self._score(attempt))
 
@@ -219,11 +227,15 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         assert spec.reward_path is not None
         source = f"{spec.reward_path}:{spec.reward_name}"
         if source not in self._rewards:
-            function = RewardSpec(spec.reward_path, spec.reward_name, spec.reward_kwargs)
+            function = RewardSpec(
+                spec.reward_path, spec.reward_name, spec.reward_kwargs, spec.models
+            )
             self._rewards[source] = Jobs(function, self._homes)
         arguments = (json.loads(attempt.task), attempt.output, attempt.conversations())
         reply = await self._rewards[source].run(attempt.key, *arguments)
-        self._replies.put((attempt.key, reply))
+        add_counts(attempt.usage, reply.usage)
+        usage = asked_of_models(attempt)
+        self._replies.put((attempt.key, replace(reply, usage=usage)))
 
     def _kill(self, key: int) -> None:
         kill = self._kills.get(key)
@@ -264,11 +276,13 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     async def _run_function(self, attempt: Attempt) -> None:
         source = str(attempt.spec.function)
         if source not in self._functions:
-            self._functions[source] = Jobs(FunctionSpec.of(source), self._homes, has_deadline=False)
+            function = FunctionSpec.of(source, attempt.spec.models)
+            self._functions[source] = Jobs(function, self._homes, has_deadline=False)
         jobs = self._functions[source]
         self._kills[attempt.key] = lambda: jobs.give_up(attempt.key)
         base_url = f"{self._server.url(attempt.token)}/v1"
         reply = await jobs.run(attempt.key, attempt.task, attempt.seed, base_url, attempt.token)
+        add_counts(attempt.usage, reply.usage)
         attempt.tell_exit(report=Report(reward=reply.reward), crash=reply.error, record={})
 
     async def _start(self, attempt: Attempt) -> Program:
@@ -288,6 +302,8 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
 
 def environment_of(attempt: Attempt, url: str) -> dict[str, str]:
     """Returns all of a program's environment variables."""
+    direct = dict.fromkeys(["127.0.0.1", "localhost", str(urlsplit(url).hostname)])
+    no_proxy = ",".join([*direct, *os.environ.get("NO_PROXY", "").split(",")]).rstrip(",")
     environment = {
         "PYTHONHASHSEED": "0",
         **os.environ,
@@ -300,14 +316,26 @@ def environment_of(attempt: Attempt, url: str) -> dict[str, str]:
         "SEED": str(attempt.seed),
         MARK: attempt.token,
         # Not through a proxy of the machine's.
-        "NO_PROXY": "127.0.0.1,localhost",
-        "no_proxy": "127.0.0.1,localhost",
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
         # The SDK of OpenAI's agents sends what happens to its maker otherwise.
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
     }
     if len(attempt.task.encode()) <= MAX_VARIABLE_BYTES:
         environment["TASK"] = attempt.task
     return environment
+
+
+def asked_of_models(attempt: Attempt) -> Counts:
+    """Returns what an ended attempt asked of the models beside the policy.
+
+    What programs asked through the server is counted in this process; of those that run side by
+    side the first to end has it all.
+    """
+    usage: Counts = {}
+    add_counts(usage, attempt.usage)
+    add_counts(usage, USAGE.take())
+    return usage
 
 
 def outcome(attempt: Attempt, program: Program) -> tuple[Report, str]:

@@ -1,11 +1,11 @@
-"""The server that programs speak to: OpenAI's, Anthropic's and the token-in protocol, on loopback.
+"""The server that programs speak to: OpenAI's, Anthropic's and the token-in protocol.
 
     POST /e/TOKEN/v1/chat/completions ...   GET /e/TOKEN/v1/models   POST /e/TOKEN/reward
 
-It belongs to the thread of the pool. An episode is known by its token, in the path or as the key;
-everything else is refused. Invariant: nothing that comes over a connection holds the server up or
-grows without a bound: bodies, headers' time and connections have limits, and an error is told in
-the protocol's own form.
+It listens on loopback, or where it is told to (`agent.program_host`), and belongs to the thread of
+the pool. An episode is known by its token, in the path or as the key; everything else is refused.
+Invariant: nothing that comes over a connection holds the server up or grows without a bound:
+bodies, headers' time and connections have limits, and an error is told in the protocol's own form.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from workers.programs.attempt import Attempt, Pending
 from workers.programs.exchange import AskedCompletion, Json
 from workers.programs.protocols import ProtocolError, protocol_of
 from workers.programs.protocols.protocol import Protocol, openai_error
+from workers.programs.side_models import ask_side_model, side_model_of
 from workers.rollout.speaker import NOBODY, Speaker
 
 # Bytes of a request: for each token of the longest row, and beside them.
@@ -77,10 +78,22 @@ class ProgramServer:
             application, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
         await self._runner.setup()
-        listening = socket.create_server((self.host, self.port), backlog=BACKLOG)
+        listening = self._listen()
         self.port = listening.getsockname()[1]
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._connection, sock=listening)
+
+    def _listen(self) -> socket.socket:
+        """Opens the port; OSError says where that is not possible."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            return socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the server of programs cannot listen at {self.host}, port {self.port}: "
+                f"{error.strerror}",
+            ) from None
 
     async def stop(self) -> None:
         """Stops listening and closes every connection."""
@@ -91,7 +104,8 @@ class ProgramServer:
 
     def url(self, token: str) -> str:
         """Returns where an attempt is served, without the protocols' `/v1`."""
-        return f"http://{self.host}:{self.port}/e/{token}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/e/{token}"
 
     def register(self, attempt: Attempt) -> None:
         """Serves an attempt from here on."""
@@ -135,7 +149,7 @@ class ProgramServer:
         try:
             attempt = self._attempt_of(http)
             if path.endswith("/models") and http.method == "GET":
-                return web.json_response(models())
+                return web.json_response(list_models(attempt))
             if path.endswith("/reward") and http.method == "POST":
                 return await self._take_reward(http, attempt)
             if path.endswith("/end") and http.method == "POST" and attempt.spec.is_by_hand:
@@ -170,7 +184,12 @@ class ProgramServer:
     ) -> web.StreamResponse:
         """Has a request answered, and writes the answer."""
         body = await self._body(http)
-        asked = replace(read_request(protocol, body), speaker=speaker_of(http))
+        content = read_object(body)
+        side_model = side_model_of(content, attempt.spec.models)
+        if side_model is not None:
+            attempt.refuse_if_ended()
+            return web.json_response(await ask_side_model(side_model, content, http.path))
+        asked = replace(read_request(protocol, content), speaker=speaker_of(http))
         retry = http.headers.get(RETRY_HEADER, "0")
         pending = attempt.ask(
             asked,
@@ -275,19 +294,30 @@ class ClosesAtOnce(asyncio.Protocol):
         transport.close()
 
 
-def read_request(protocol: Protocol, body: bytes) -> AskedCompletion:
-    """Reads a request's body. Raises ProtocolError, whatever the body is."""
+def read_object(body: bytes) -> Json:
+    """Reads a request's body as JSON. Raises ProtocolError, whatever it is."""
     try:
         content = json.loads(body)
-        if not isinstance(content, dict):
-            raise ProtocolError("the request must be a JSON object")
+    except (ValueError, RecursionError) as error:
+        raise unreadable(error) from None
+    if not isinstance(content, dict):
+        raise ProtocolError("the request must be a JSON object")
+    return content
+
+
+def read_request(protocol: Protocol, content: Json) -> AskedCompletion:
+    """Reads what a request asks for. Raises ProtocolError, whatever is in it."""
+    try:
         return protocol.read(content)
     except ProtocolError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ProtocolError(
-            f"the request cannot be read: {type(error).__name__}: {error}"
-        ) from None
+        raise unreadable(error) from None
+
+
+def unreadable(error: Exception) -> ProtocolError:
+    """Makes the error of a request that is of another form."""
+    return ProtocolError(f"the request cannot be read: {type(error).__name__}: {error}")
 
 
 def reward_header(http: web.Request) -> float | None:
@@ -311,7 +341,10 @@ def speaker_of(http: web.Request) -> Speaker:
     return Speaker(agent[:MAX_NAME_CHARS], conversation[:MAX_NAME_CHARS])
 
 
-def models() -> Json:
-    """Returns the list of models: the policy."""
-    model = {"id": "policy", "object": "model", "created": 0, "owned_by": "trainer"}
-    return {"object": "list", "data": [model]}
+def list_models(attempt: Attempt) -> Json:
+    """Lists the models that a program may ask: the policy, and those beside it."""
+    entries = [
+        {"id": name, "object": "model", "created": 0, "owned_by": "trainer"}
+        for name in ("policy", *attempt.spec.models)
+    ]
+    return {"object": "list", "data": entries}

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from custom.models import ModelSettings
+
 RewardSource = Literal["stdout", "exit_code"]
 
 
@@ -28,6 +30,7 @@ class ProgramSpec:
         memory_gb: GiB that each of its processes may take; None: any.
         reward_path, reward_name, reward_kwargs: of a reward function.
         max_turn, max_turn_tokens: limits of its own, in place of the config's.
+        models: beside the policy, which it may ask, by name.
     """
 
     name: str = ""
@@ -46,6 +49,7 @@ class ProgramSpec:
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_turn: int | None = None
     max_turn_tokens: int | None = None
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
 
     @property
     def is_by_hand(self) -> bool:

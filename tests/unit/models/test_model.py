@@ -220,6 +220,17 @@ def test_equal_questions_at_temperature_0_are_asked_once() -> None:
     assert (counts["calls"], counts["cached"]) == (6, 2)
 
 
+def test_a_whole_answer_is_kept_apart_from_its_text() -> None:
+    with model_server(say("yes")) as server:
+        model = model_at(server.url)
+        body = {"messages": [{"role": "user", "content": "?"}], "model": "other"}
+        wholes = [asyncio.run(model.complete_async(body)) for _ in range(2)]
+        assert model.ask("?") == "yes"
+    assert wholes[0] == wholes[1] == json.loads(completion("yes"))
+    assert [sent["model"] for sent in server.bodies] == ["m", "m"]
+    assert USAGE.take()["judge"]["cached"] == 1
+
+
 def test_failures_are_not_kept() -> None:
     def answer(handler: Any, number: int) -> None:
         reply(handler, content=completion(None if number == 0 else "yes"))

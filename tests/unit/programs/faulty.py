@@ -36,6 +36,12 @@ def well() -> None:
     print(json.dumps({"reward": task.get("pays", 1.0) + int(os.environ["SEED"]) * 0}))
 
 
+def wants_a_call() -> None:
+    function = {"name": "add", "parameters": {"type": "object", "properties": {}}}
+    ask(tools=[{"type": "function", "function": function}], tool_choice="required")
+    print(1.0)
+
+
 def raises() -> None:
     ask()
     raise RuntimeError("no more of this")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -157,6 +158,8 @@ def test_the_last_line_may_pay_each_conversation_and_name_numbers() -> None:
 def test_a_reward_function_gets_what_it_asks_for_by_name() -> None:
     assert ProgramReward(lambda output: float(output)).run({}, "3", []) == 3.0
     assert ProgramReward(lambda task, conversations: len(conversations)).run({}, "", [[], []]) == 2
+    own = partial(lambda output, models: float(output) + len(models), models="ab")
+    assert ProgramReward(own).run({}, "3", []) == 5.0, "what the config names stays"
     with pytest.raises(BadRewardFunction, match="ZeroDivisionError"):
         ProgramReward(lambda task: 1 / 0).run({}, "", [])
 

@@ -180,11 +180,51 @@ def test_a_tool_that_is_to_be_called_by_name_is_refused(
     response = served.send(body, path=path).getresponse()
     told = response.read().decode()
     assert response.status == 400 and words in told and "the policy's own choice" in told
-    # Agents of some makers ask so for each turn.
-    body = json.dumps(content | {"tool_choice": "required"}).encode()
-    connection = served.send(body)
-    served.answer(served.heard(Asked))
-    assert text_of(connection) == "Yes."
+
+
+FUNCTION = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+WANTS_A_CALL = [
+    ("/v1/chat/completions", {"tool_choice": "required", "tools": [FUNCTION]}),
+    (
+        "/v1/responses",
+        {"tool_choice": "required", "tools": [{"type": "function", "name": "add"}]},
+    ),
+    (
+        "/v1/messages",
+        {"tool_choice": {"type": "any"}, "tools": [{"name": "add", "input_schema": {}}]},
+    ),
+]
+SAID = {"messages": [{"role": "user", "content": "Hello"}], "input": "Hello", "max_tokens": 5}
+
+
+@pytest.mark.parametrize(("path", "wanted"), WANTS_A_CALL)
+def test_a_client_that_wants_a_call_is_answered_and_the_episode_hears_of_it(
+    served: Served, path: str, wanted: dict[str, Any]
+) -> None:
+    """Agents of some makers ask so for each turn."""
+    connection = served.send(json.dumps(SAID | wanted).encode(), path)
+    asked = served.heard(Asked)
+    assert asked.forces_call
+    served.answer(asked)
+    assert connection.getresponse().status == 200
+    for choice in ("auto", "none"):
+        free = {"type": choice} if path == "/v1/messages" else choice
+        connection = served.send(json.dumps(SAID | wanted | {"tool_choice": free}).encode(), path)
+        asked = served.heard(Asked)
+        assert not asked.forces_call
+        served.answer(asked)
+        assert connection.getresponse().status == 200
+
+
+@pytest.mark.parametrize(("path", "wanted"), WANTS_A_CALL)
+@pytest.mark.parametrize(
+    "odd", [{"tools": []}, {"tool_choice": "always"}, {"tool_choice": ["auto"]}]
+)
+def test_a_choice_of_tools_that_means_nothing_is_refused(
+    served: Served, path: str, wanted: dict[str, Any], odd: dict[str, Any]
+) -> None:
+    response = served.send(json.dumps(SAID | wanted | odd).encode(), path).getresponse()
+    assert response.status == 400 and b'"error"' in response.read()
 
 
 def test_a_refused_stream_has_the_status_of_its_refusal(served: Served) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 PASSED_AS_OBJECT = "given"
 # As a command's first word: the interpreter that the run itself has.
 OWN_PYTHON = ("python", "python3")
+# By this name programs ask for the policy, as by any that is none of agent.models.
+POLICY = "policy"
 # What a run with tools acts in that has rows and names no environment.
 DATASET_ROWS = "custom.envs.dataset_row:DatasetRowEnvironment"
 
@@ -119,6 +121,8 @@ class AgentConfig(Section):
     program_reward: Literal["stdout", "exit_code"] = "stdout"
     #: a program's own temperature and the like: sampled as the run does, or refused
     client_sampling: Literal["override", "refuse"] = "override"
+    #: where programs find the policy: on their own machine alone, or at the node's address (Ray)
+    program_host: Literal["loopback", "node"] = "loopback"
     #: seconds for which a program's request waits; null = for ever
     request_timeout_s: PositiveFloat | None = None
     verifiers: VerifiersConfig = VerifiersConfig()
@@ -243,9 +247,18 @@ def program_problems(agent: AgentConfig, config: "PPOConfig") -> Iterator[str]:
         )
     if has_program and agent.cls.path is not None:
         yield "agent.cls is an environment's agent, and agent.command is one itself: give one"
-    if has_program and agent.tools:
-        yield "agent.tools are an environment's; a program sends its own tools with each request"
+    if has_program and (agent.tools or agent.mcp_servers):
+        yield (
+            "agent.tools and agent.mcp_servers are an environment's; a program sends its own tools "
+            "with each request"
+        )
     plays_programs = any(choice.is_program for choice in config.environments)
+    yield from program_host_problems(agent, config, plays_programs)
+    if plays_programs and POLICY in agent.models:
+        yield (
+            f"agent.models.{POLICY}: by this name programs ask the policy itself; give the model "
+            "another one"
+        )
     if not plays_programs and (agent.preload or agent.request_timeout_s is not None):
         yield "agent.preload and agent.request_timeout_s are a program's: set agent.command"
     if plays_programs and agent.observation_loss_coef:
@@ -261,6 +274,26 @@ def program_problems(agent: AgentConfig, config: "PPOConfig") -> Iterator[str]:
                     f"agent.preload forks a command of the form [PYTHON, FILE.py, ...]; "
                     f"{list(words)} is none"
                 )
+
+
+def program_host_problems(
+    agent: AgentConfig, config: "PPOConfig", plays_programs: bool
+) -> Iterator[str]:
+    """Yields where the address at which programs find the policy is of no use to them."""
+    if agent.program_host == "node" and not plays_programs:
+        yield "agent.program_host=node is a program's: set agent.command or agent.program"
+    elif agent.program_host == "node" and not config.trainer.use_ray:
+        yield (
+            "agent.program_host=node lets other nodes of a Ray cluster ask, and there is none: set "
+            "trainer.launcher=ray, or take it out"
+        )
+    has_function = any(choice.program is not None for choice in config.environments)
+    lives_in_ray = config.environment_home.isolation == "ray" and config.trainer.nnodes > 1
+    if has_function and lives_in_ray and agent.program_host == "loopback":
+        yield (
+            "agent.program with isolation=ray may run on another node than the server that it "
+            "asks: set agent.program_host=node, or isolation=process"
+        )
 
 
 def turn_length_problems(

@@ -10,12 +10,12 @@ from workers.programs.protocols.protocol import (
     ProtocolError,
     function_tool,
     positive_count,
-    refuse_named_tool,
     sampling_of,
     server_sent_event,
     text_of,
     texts_to_stop_at,
     tool_call,
+    tool_choice_of,
 )
 
 # What a client may send back that the policy's own turn has anyway.
@@ -29,20 +29,23 @@ def read(body: Json) -> AskedCompletion:
         messages.append({"role": "system", "content": text_of(body["system"])})
     for message in body["messages"]:
         messages += read_message(message)
-    refuse_named_tool(body.get("tool_choice"))
-    choice = (body.get("tool_choice") or {}).get("type", "auto")
+    choice = tool_choice_of(body)
+    ignored: tuple[str, ...] = ()
+    if (body.get("tool_choice") or {}).get("disable_parallel_tool_use"):
+        ignored = ("disable_parallel_tool_use",)
     thinking = (body.get("thinking") or {}).get("type")
     return AskedCompletion(
         messages=messages,
         tools=[read_tool(tool) for tool in body.get("tools") or ()] or None,
         reads_calls=choice != "none",
+        forces_call=choice == "required",
         max_tokens=positive_count(body, "max_tokens"),
         stop=texts_to_stop_at(body.get("stop_sequences")),
         stream=bool(body.get("stream")),
         shows_thinking=thinking in ("enabled", "adaptive"),
         model=str(body.get("model") or "policy"),
         sampling=sampling_of(body),
-        ignored=() if choice in ("auto", "none") else ("tool_choice",),
+        ignored=ignored,
     )
 
 

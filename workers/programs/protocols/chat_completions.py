@@ -10,13 +10,13 @@ from workers.programs.protocols.protocol import (
     ProtocolError,
     openai_error,
     positive_count,
-    refuse_named_tool,
     refuse_unserved,
     sampling_of,
     server_sent_event,
     text_of,
     texts_to_stop_at,
     tool_call,
+    tool_choice_of,
 )
 
 SERVED: dict[str, tuple[Any, ...]] = {
@@ -37,16 +37,16 @@ def read(body: Json) -> AskedCompletion:
             "request several times"
         )
     refuse_unserved(body, SERVED)
-    choice = body.get("tool_choice")
-    refuse_named_tool(choice)
+    choice = tool_choice_of(body)
     ignored = [name for name in ("seed", "logit_bias") if body.get(name)]
-    if choice not in (None, "auto", "none"):
-        ignored.append("tool_choice")
+    if body.get("parallel_tool_calls") is False:
+        ignored.append("parallel_tool_calls=false")
     stream_options = body.get("stream_options") or {}
     return AskedCompletion(
         messages=[read_message(message) for message in body["messages"]],
         tools=body.get("tools") or None,
         reads_calls=choice != "none",
+        forces_call=choice == "required",
         max_tokens=positive_count(body, "max_completion_tokens", "max_tokens"),
         stop=texts_to_stop_at(body.get("stop")),
         stream=bool(body.get("stream")),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from workers.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 
@@ -20,6 +20,16 @@ SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
+
+
+ToolChoice = Literal["auto", "none", "required"]
+# How the protocols say it.
+TOOL_CHOICES: dict[str, ToolChoice] = {
+    "auto": "auto",
+    "none": "none",
+    "required": "required",
+    "any": "required",
+}
 
 
 class ProtocolError(ValueError):
@@ -137,13 +147,22 @@ def openai_error(error: ProtocolError) -> Json:
     }
 
 
-def refuse_named_tool(choice: Any) -> None:
-    """Raises ProtocolError where a `tool_choice` names the tool that is to be called."""
-    if isinstance(choice, Mapping) and choice.get("type") not in ("auto", "none", "any"):
+def tool_choice_of(body: Json) -> ToolChoice:
+    """Reads whether the answer may call tools, or is to.
+
+    Raises ProtocolError where it names a tool, or wants a call of none.
+    """
+    choice = body.get("tool_choice")
+    word = choice.get("type") if isinstance(choice, Mapping) else choice
+    if word is not None and word not in TOOL_CHOICES:
         raise ProtocolError(
             f"tool_choice={json.dumps(choice)} is not served here: what is sampled is the policy's "
-            "own choice; 'auto', 'none' and 'required' are, the last without effect"
+            "own choice; 'auto' and 'none' are, and 'required' as agent.client_sampling says"
         )
+    meant = TOOL_CHOICES[word or "auto"]
+    if meant == "required" and not body.get("tools"):
+        raise ProtocolError(f"tool_choice={json.dumps(choice)} needs tools, and there are none")
+    return meant
 
 
 def server_sent_event(data: Json | str, kind: str | None = None) -> str:

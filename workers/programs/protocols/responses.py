@@ -11,12 +11,12 @@ from workers.programs.protocols.protocol import (
     function_tool,
     openai_error,
     positive_count,
-    refuse_named_tool,
     refuse_unserved,
     sampling_of,
     server_sent_event,
     text_of,
     tool_call,
+    tool_choice_of,
 )
 
 SERVED: dict[str, tuple[Any, ...]] = {
@@ -34,17 +34,20 @@ def read(body: Json) -> AskedCompletion:
     text_format = ((body.get("text") or {}).get("format") or {}).get("type", "text")
     if text_format != "text":
         raise ProtocolError(f"text.format={text_format!r} is not served here; 'text' is")
-    choice = body.get("tool_choice")
-    refuse_named_tool(choice)
+    choice = tool_choice_of(body)
+    ignored: tuple[str, ...] = ()
+    if body.get("parallel_tool_calls") is False:
+        ignored = ("parallel_tool_calls=false",)
     return AskedCompletion(
         messages=read_input(body),
         tools=[read_tool(tool) for tool in body.get("tools") or ()] or None,
         reads_calls=choice != "none",
+        forces_call=choice == "required",
         max_tokens=positive_count(body, "max_output_tokens"),
         stream=bool(body.get("stream")),
         model=str(body.get("model") or "policy"),
         sampling=sampling_of(body),
-        ignored=() if choice in (None, "auto", "none") else ("tool_choice",),
+        ignored=ignored,
     )
 
 
