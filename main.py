@@ -14,9 +14,18 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+# Some of the packages without which nothing here starts.
+NEEDED = ("annotated_types", "omegaconf", "pyarrow", "torch", "tensordict")
+lacking = [package for package in NEEDED if find_spec(package) is None]
+if lacking:
+    sys.exit(
+        f"{sys.executable} lacks {', '.join(lacking)}: `make setup` makes .venv, with which "
+        "`.venv/bin/python main.py ...` runs, or `source .venv/bin/activate` before it"
+    )
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from data.watchdog import ATTEMPT, WATCHDOG, watching
@@ -53,7 +62,9 @@ def main(argv: list[str]) -> int:
 def run(argv: list[str], signals: EndingSignals) -> int:
     """Reads the config, then explains it, plans its memory or trains; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # A line for each request; the addresses of programs' requests are secret.
+    for client in ("httpx", "httpx2"):
+        logging.getLogger(client).setLevel(logging.WARNING)
     mode = chosen_mode(argv)
     if mode is not None:
         words = [word for word in argv if word != DEBUG]

@@ -9,6 +9,7 @@ and begins the next; Ctrl-C ends all. MODEL is a Hugging Face folder, a checkpoi
 """
 
 import argparse
+import errno
 import itertools
 import secrets
 import sys
@@ -52,6 +53,8 @@ ONE_RANK = (
     "agent.episode_timeout_s=null",
 )
 ENGINE = "actor_rollout_ref.rollout.name"
+# Why a port cannot be listened at.
+REFUSED_PORTS = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 
 
 def serve_command(argv: Sequence[str], signals: EndingSignals) -> int:
@@ -72,6 +75,8 @@ def serve_command(argv: Sequence[str], signals: EndingSignals) -> int:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
+        if error.errno not in REFUSED_PORTS:
+            raise
         raise ConfigError([f"--port={args.port}: {error}"]) from error
     return 0
 

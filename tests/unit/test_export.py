@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from training.config import ModelConfig, OptimConfig
 from training.config.reference import to_yaml
 from training.config.schema.ppo import PPOConfig
-from training.run import checkpoint_names, export, exported_model, model_source
+from training.run import checkpoint_names, export, exported_model, model_source, named_model
 from training.run.checkpoint_contents import DriverState, save_driver_state
 from training.run.named_model import CannotUse
 from workers.model import state as model_state
@@ -363,7 +363,9 @@ def test_links_are_followed_and_a_run_takes_nothing_for_its_own(
 
 
 def test_weights_are_a_folder_for_engines_as_long_as_the_block_runs(
-    tiny_task: Path, run_of: Callable[[str], tuple[Path, torch.Tensor]]
+    tiny_task: Path,
+    run_of: Callable[[str], tuple[Path, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_dir, expected = run_of("shared")
     with model_source.local_model(str(run_dir)) as folder:
@@ -373,6 +375,7 @@ def test_weights_are_a_folder_for_engines_as_long_as_the_block_runs(
     assert not Path(folder.path).exists()
     with model_source.local_model(str(tiny_task / "model")) as folder:
         assert folder.path == str(tiny_task / "model")
+    monkeypatch.setattr(named_model, "hub_refusal", lambda name: None)
     with model_source.local_model("org/name") as folder:
         assert folder.path == "org/name"
 

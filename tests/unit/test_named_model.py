@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from training.run import named_model
 from training.run.checkpoint_contents import ACTOR, DRIVER_STATE, LATEST, MANIFEST
 from training.run.checkpoint_manifest import write_manifest
 from training.run.model_source import find_checkpoint_model, tokenizer_folder
@@ -97,9 +98,13 @@ def test_names_of_the_hub_are_told_from_misspelt_folders(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models/policy").mkdir(parents=True)
+    monkeypatch.setattr(named_model, "hub_refusal", lambda name: None)
     assert find_named_model("org/policy").kind == "hub"
     assert is_hub_name("gpt2") and not is_hub_name("models/polic")
     with pytest.raises(CannotUse, match="did you mean 'models/policy'"):
         find_named_model("models/polic")
     with pytest.raises(CannotUse, match="is no folder; give a run's folder"):
         find_checkpoint_model("org/policy")
+    monkeypatch.setattr(named_model, "hub_refusal", lambda name: "no connection")
+    with pytest.raises(CannotUse, match=r"polic is not a folder .* the hub \(no connection\)"):
+        find_named_model("polic")

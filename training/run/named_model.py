@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from training.config.resources.files import nearest_in_folder
-from training.config.resources.models import may_be_hub_name
+from training.config.resources.hub import hub_refusal
+from training.config.resources.models import may_be_hub_name, missing_model
 from training.run.checkpoint_contents import ACTOR, CRITIC, DRIVER_STATE, LATEST, MANIFEST
 from training.run.checkpoint_folders import saved_steps
 from training.run.checkpoint_manifest import damage
@@ -73,6 +74,9 @@ def find_named_model(given: str, *, needs_weights: bool = True) -> NamedModel:
             raise CannotUse(
                 f"there is no {given} (seen from {Path.cwd()}){nearest_in_folder(given)}"
             )
+        refusal = hub_refusal(given)
+        if refusal is not None:
+            raise CannotUse(f"{given} {missing_model(given, refusal)}")
         return NamedModel(given, "hub", given)
     if place.is_file():
         raise CannotUse(f"{given} is a file; give the folder that it is in, {place.parent}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
+from huggingface_hub import constants
 
 from tests.unit.config.helpers import (
     ROLLOUT,
@@ -19,6 +21,7 @@ from tests.unit.config.helpers import (
 )
 from training.config.checks import check_config
 from training.config.resources import models
+from training.config.resources.hub import hub_refusal
 
 
 @pytest.mark.parametrize(
@@ -91,15 +94,11 @@ def test_a_name_that_the_hub_lacks_is_first_of_all_no_folder(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets/tiny").mkdir(parents=True)
 
-    def ask_hub(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        raise OSError(f"{path} is not a local folder and is not a valid model identifier")
-
-    monkeypatch.setattr(transformers.PretrainedConfig, "get_config_dict", ask_hub)
+    monkeypatch.setattr(models, "hub_refusal", lambda name: f"404: there is no {name}")
     (problem,) = checked(runnable, "critic.model.path=net/tiny")
     assert problem == (
         f"critic.model.path=net/tiny is not a folder (seen from {tmp_path}), nor is it found on "
-        "the hub (net/tiny is not a local folder and is not a valid model identifier); did you "
-        "mean 'nets/tiny'?"
+        "the hub (404: there is no net/tiny); did you mean 'nets/tiny'?"
     )
 
 
@@ -173,3 +172,15 @@ def test_a_misspelt_entry_of_a_models_config_is_a_warning(
     ]
     # A config.json leaves out what is at its default.
     assert warned(caplog, runnable, f"{key}.attention_dropout=0.1", f"{key}.hidden_size=4") == []
+
+
+def test_a_hub_out_of_reach_is_told_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        # Nobody listens there.
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        began = time.monotonic()
+        refusal = hub_refusal("org/name")
+    assert refusal is not None and "refused" in refusal.lower()
+    assert time.monotonic() - began < 10

@@ -11,6 +11,7 @@ from typing import Any
 from data.names import did_you_mean
 from data.prompt_files import is_lfs_pointer
 from training.config.resources.files import how_to_make, nearest_in_folder
+from training.config.resources.hub import hub_refusal
 from training.config.schema.model import CriticModelConfig
 from training.config.schema.ppo import PPOConfig
 
@@ -42,7 +43,7 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
             if is_folder:
                 yield f"{key}.path={path}: {reason}"
             else:
-                yield f"{key}.path={path} {_missing_model(path, reason)}"
+                yield f"{key}.path={path} {missing_model(path, reason)}"
             continue
         # transformers would make an empty tokenizer; missing weights it names itself.
         if key == POLICY_KEY and is_folder and not any(Path(path).glob("tokenizer*")):
@@ -83,7 +84,7 @@ def _is_whole(file: Path) -> bool:
     return size >= 8 + header_length + max(ends, default=0)
 
 
-def _missing_model(path: str, reason: str) -> str:
+def missing_model(path: str, reason: str) -> str:
     """Says that a path is no folder, why the hub has none where it is asked, and what may be meant.
 
     Args:
@@ -137,6 +138,9 @@ def read_model_config(path: str) -> dict[str, Any]:
     elif not may_be_hub_name(path):
         raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
     else:
+        refusal = hub_refusal(path)
+        if refusal is not None:
+            raise OSError(refusal)
         from transformers import PretrainedConfig
 
         entries = PretrainedConfig.get_config_dict(path)[0]
