@@ -14,29 +14,26 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Some of the packages without which nothing here starts.
-NEEDED = ("annotated_types", "omegaconf", "pyarrow", "torch", "tensordict")
-lacking = [package for package in NEEDED if find_spec(package) is None]
-if lacking:
-    sys.exit(
-        f"{sys.executable} lacks {', '.join(lacking)}: `make setup` makes .venv, with which "
-        "`.venv/bin/python main.py ...` runs, or `source .venv/bin/activate` before it"
-    )
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from data.watchdog import ATTEMPT, WATCHDOG, watching
-from training.config import PPOConfig
-from training.config.checks import check_config
-from training.config.explain import explain_run, explain_values, sizes
-from training.config.loader import ConfigError, load_config
-from training.modes import chosen_mode, run_mode
-from training.run.exit_codes import MEND, OUT_OF_MEMORY
-from training.run.out_of_memory import MemoryKills, ran_out_of_memory
-from training.run.signals import EndingSignals, give_signals_back
+try:
+    from data.watchdog import ATTEMPT, WATCHDOG, watching
+    from training.config import PPOConfig
+    from training.config.checks import check_config
+    from training.config.explain import explain_run, explain_values, sizes
+    from training.config.loader import ConfigError, load_config
+    from training.modes import chosen_mode, run_mode
+    from training.run.exit_codes import MEND, OUT_OF_MEMORY
+    from training.run.out_of_memory import MemoryKills, ran_out_of_memory
+    from training.run.signals import EndingSignals, give_signals_back
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"{missing} in {sys.executable}: `make setup` makes .venv, with which "
+        "`.venv/bin/python main.py ...` runs, or `source .venv/bin/activate` before it"
+    )
 
 if TYPE_CHECKING:
     from training.ray_trainer import RayPPOTrainer
