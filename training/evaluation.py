@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -269,6 +270,21 @@ def write_evaluation(
 
 
 def write_json(path: Path, result: Mapping[str, Any]) -> None:
-    """Writes a file of JSON, so that a reader finds the old one or the new one."""
+    """Writes a file of JSON, so that a reader finds the old one or the new one.
+
+    Numbers that are not finite are words, as in metrics.jsonl: JSON has none for them.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(result, indent=1, default=str) + "\n")
+    text = json.dumps(_with_words(result), indent=1, default=str, allow_nan=False)
+    write_atomically(path, text + "\n")
+
+
+def _with_words(value: Any) -> Any:
+    """Returns a JSON value whose numbers that are not finite are words."""
+    if isinstance(value, Mapping):
+        return {key: _with_words(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_words(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    return value

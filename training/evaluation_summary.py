@@ -97,7 +97,10 @@ def passed_samples(samples: ValidationSamples, pass_reward: float) -> np.ndarray
 
 def _has_accuracy(samples: ValidationSamples) -> bool:
     values = samples.infos.get(ACCURACY, [None])
-    return all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values)
+    are_numbers = all(
+        isinstance(value, bool | int | float | np.number | np.bool_) for value in values
+    )
+    return are_numbers and bool(np.isfinite(np.array(values, dtype=np.float64)).all())
 
 
 def pass_rule(samples: ValidationSamples, pass_reward: float) -> str:

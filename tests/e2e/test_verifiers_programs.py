@@ -7,6 +7,7 @@ form (gym_server.py); with `user-sim` around it there are two agents.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,17 +21,19 @@ import pytest
 import torch
 from prepare_game import make_tokenizer, warm_up
 from prepare_tiny_prompts import make_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.protocol import DataProto
 from tests.conftest import PROJECT
-from tests.e2e.test_agents import GRPO, facts_of, fit, game_config
+from tests.e2e.test_agents import GRPO, endings, facts_of, fit, game_config
 from tests.e2e.test_training import read_steps
+from tests.unit.programs.task_rewards import AGAIN, TRIAL, WAYS
 from training.config.loader import ConfigError
 from workers.hf_rollout import HFRollout
 from workers.rollout.engine import Completion, Sampling
 
 SERVER = PROJECT / "tests/unit/programs/gym_server.py"
+REWARDS = PROJECT / "tests/unit/programs/task_rewards.py"
 CALL = '<tool_call> {"name": "look", "arguments": {"name": "x"}} </tool_call>'
 SECRET = '{"secret": 4}'
 ANSWERS = [f"It is {number}" for number in range(4, 10)]
@@ -38,6 +41,12 @@ ROWS = 6
 TEMPERATURE = 0.3
 # What the engine sampled with, and what transformers makes of the same row in float32, in nats.
 LARGEST_DIFFERENCE = 5e-5
+# verifiers' harness that compacts: from so many tokens on it asks for a summary, and goes on from
+# that. It has a tool for commands as well, which the model has never seen.
+COMPACTING = (
+    "{agent: {harness: {id: bash, edit: false, compaction: {summarize_at_tokens: 40}}, "
+    "runtime: {type: subprocess}, max_turns: 5}}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +95,39 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = make_model(tokenizer)
     model.config.max_position_embeddings = 512
     warm_up(model, tokenizer, texts, steps=400)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+@pytest.fixture
+def compacter(caller: Path, tmp_path: Path) -> Path:
+    """As `caller`, in the harness bash: it calls the tool, sums up where asked to, and answers."""
+    folder = tmp_path / "compacter"
+    tools = [{"type": "function", "function": {"name": name}} for name in ("bash", "look")]
+    tokenizer = AutoTokenizer.from_pretrained(caller / "model")
+    # The harness speaks in words that the tokenizer does not have.
+    frame, request, summed_up = ("<unk> " * words for words in (14, 110, 60))
+    system = {"role": "system", "content": frame}
+    texts = []
+    for number, answer in enumerate(ANSWERS):
+        begun: list[dict[str, Any]] = [
+            system,
+            {"role": "user", "content": f"What is the secret number plus {number}?"},
+            {"role": "assistant", "content": CALL},
+            {"role": "tool", "content": SECRET},
+            {"role": "user", "content": request},
+            {"role": "assistant", "content": answer},
+        ]
+        rebuilt = [
+            system,
+            {"role": "user", "content": summed_up + answer},
+            {"role": "assistant", "content": answer},
+        ]
+        for messages in (begun, rebuilt):
+            texts.append(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
+    model = AutoModelForCausalLM.from_pretrained(caller / "model", dtype=torch.float32)
+    warm_up(model, tokenizer, texts, steps=60)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     return folder
@@ -219,16 +261,24 @@ def is_trained_in(row: Row, one: Sampled) -> bool:
     end = start + len(one.completion.token_ids)
     return (
         row.ids[:end] == [*one.prompt_ids, *one.completion.token_ids]
-        and row.mask[start:end] == [1] * (end - start)
+        and row.mask[start : end + 1] in ([1] * (end - start), [1] * (end - start) + [0])
         and row.log_probs[start:end] == pytest.approx(one.completion.log_probs, abs=1e-6)
     )
+
+
+def is_same(one: Sampled, other: Sampled) -> bool:
+    """Whether the same was sampled behind the same ids."""
+    of_one, of_other = one.completion.token_ids, other.completion.token_ids
+    return (one.prompt_ids, of_one) == (other.prompt_ids, of_other)
 
 
 def check_tokens(batch: DataProto, sampled: list[Sampled], model: Path) -> None:
     """Checks each sampled token to be in one row, with the log-prob of a plain forward."""
     rows = rows_of(batch)
     for one in sampled:
-        assert sum(is_trained_in(row, one) for row in rows) == 1, one
+        # Members of a group may say the same; each has its own row.
+        equal = sum(is_same(one, other) for other in sampled)
+        assert sum(is_trained_in(row, one) for row in rows) == equal, one
     total = sum(len(one.completion.token_ids) for one in sampled)
     assert sum(sum(row.mask) for row in rows) == total, "nothing else is trained on"
     check_log_probs(rows, model)
@@ -266,6 +316,73 @@ def test_so_is_every_token_that_vllm_samples(
     facts = facts_of(batch)
     assert [entry["ending"] for entry in facts] == ["done"] * 4, [e["error"] for e in facts]
     check_log_probs(rows_of(batch), caller / "model")
+
+
+def test_branches_of_a_harness_that_compacts_become_rows(
+    compacter: Path, gym: Path, tmp_path: Path, verifiers_python: str, sampled: list[Sampled]
+) -> None:
+    long = ("data.max_prompt_length=256", "data.max_response_length=256")
+    # The taskset's own reward, of this name, takes one branch alone.
+    rewards = f"{{nemo_gym: {{fn: '{REWARDS}:count_branches'}}}}"
+    settings = playing(gym, verifiers_python, COMPACTING, rewards=rewards)
+    batch, _ = train(compacter, tmp_path / "run", *settings, *long)
+    facts = facts_of(batch)
+    assert [entry["ending"] for entry in facts] == ["done"] * 4, [e["error"] for e in facts]
+    assert len(batch) == sum(entry["reward"] for entry in facts) > 4
+    check_tokens(batch, sampled, compacter / "model")
+
+
+def test_rewards_that_go_wrong_cost_their_episodes_and_are_counted(
+    caller: Path,
+    gym: Path,
+    tmp_path: Path,
+    verifiers_python: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ways = tmp_path / "ways"
+    ways.mkdir()
+    monkeypatch.setenv("WAYS_TAKEN", str(ways))
+    rows = []
+    for line in (gym / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        # The server of a tool is most of what an episode costs.
+        row["responses_create_params"]["tools"] = []
+        rows.append(json.dumps(row))
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    rewards = f"{{hostile: {{fn: '{REWARDS}:take_next'}}}}"
+    retries = f"{{rules: [{{message: '{AGAIN}', max_retries: 1}}]}}"
+    env = f"{{agent: {{harness: {{id: 'null'}}, retries: {retries}}}}}"
+    batch, step = train(
+        caller,
+        tmp_path / "run",
+        *playing(gym, verifiers_python, env, rows=tmp_path / "rows.jsonl", rewards=rewards),
+        "agent.agent_length=1",
+        f"actor_rollout_ref.rollout.n={len(WAYS)}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+        "agent.on_failure=mask",
+        "agent.max_failure_rate=1",
+        "agent.max_refills=0",
+    )
+    facts = facts_of(batch)
+    assert sorted(path.name for path in ways.iterdir()) == sorted((TRIAL, *WAYS))
+    paid = {
+        name: float(len(name)) for name in ("prints", "floods", "leaves_a_printer", "tries_again")
+    }
+    done = [entry for entry in facts if entry["ending"] == "done"]
+    assert sorted(entry["info"]["reward_hostile"] for entry in done) == sorted(paid.values())
+    for entry in done:
+        assert entry["reward"] == sum(
+            value for name, value in entry["info"].items() if name.startswith("reward_")
+        )
+    # What verifiers gave up and tried again is no row.
+    begun = sum(entry["info"]["program_begins"] for entry in done)
+    trained = sum(any(row.mask) for row in rows_of(batch))
+    assert (begun, trained) == (len(done) + 1, len(done))
+    failed = [entry for entry in facts if entry["ending"] == "env_crash"]
+    assert len(failed) == len(WAYS) - len(paid)
+    assert any("ValueError: out of order" in entry["error"] for entry in failed)
+    assert step["agent/masked"] == len(failed)
+    assert endings(step) == {"done": len(done), "env_crash": len(failed)}
 
 
 def test_a_taskset_with_a_tool_trains(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.conftest import PROJECT
 from training.config import ModelConfig, PPOConfig
 from training.config.leaves import sections
 from training.config.loader import ConfigError, load_config
-from training.evaluation import name_in, require_no_run
+from training.evaluation import name_in, require_no_run, write_json
 from training.evaluation_command import distinct_names, read_words
 from training.evaluation_config import DO_SAMPLE, evaluation_config, require_tasks, with_samples
 from training.evaluation_summary import (
@@ -150,6 +151,8 @@ def test_sources_are_shown_each_and_together_and_an_answers_acc_is_what_passes()
     assert summary["sources"]["all"]["mean"]["value"] == pytest.approx(0.5)
     assert summary["sources"]["all"]["pass@1"]["value"] == pytest.approx(2 / 3)
     assert summary["pass"] == "acc 1"
+    samples.infos["acc"] = [float("nan"), True, 1]
+    assert summarise(samples, [], 1.0)["pass"] == "a reward of 1 or more"
     assert len(summary["by_task"]) == 3
 
 
@@ -267,3 +270,15 @@ def test_what_is_no_model_is_refused_with_what_is_there(
     (tmp_path / "weightless/config.json").write_text("{}")
     with pytest.raises(CannotUse, match=sentence):
         find_model(str(tmp_path / name), PPOConfig())
+
+
+def test_results_are_strict_json_whatever_numbers_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "new/eval.json"
+    odd = {"a": float("nan"), "b": [np.float64("inf"), 1.5], "c": (-float("inf"), None), "d": {1}}
+    write_json(file, odd)
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    read = json.loads(file.read_text(), parse_constant=refuse)
+    assert read == {"a": "nan", "b": ["inf", 1.5], "c": ["-inf", None], "d": "{1}"}
