@@ -200,7 +200,8 @@ def test_what_an_environment_leaves_behind_is_ended_and_counted(caplog) -> None:
     with ends_leftovers():
         done = subprocess.run([sys.executable, "-c", daemonize], capture_output=True, text=True)
         left = psutil.Process(int(done.stdout))
-        assert left.is_running() and left.parent() != psutil.Process()
+        # Its parent is the system, or this process, where Ray has made it adopt orphans.
+        assert left.is_running()
     assert has_ended(left)
     assert "1 processes that environments, tools or rewards had started" in caplog.text
     assert f"sleep ({left.pid})" in caplog.text
