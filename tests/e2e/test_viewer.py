@@ -68,6 +68,7 @@ def test_a_programs_branches_are_a_tree_and_its_errors_are_shown(
     browser.wait("document.querySelector('.tree li li .node')")
     text = browser.run("return document.querySelector('.tree li li .node').textContent")
     assert text.startswith("row 1: turn 2, ") and "tokens of row 0" in text
+    assert "template" not in text and "another history" in text
     text = browser.run("return document.querySelector('.program').textContent")
     assert "exit code: 0" in text and "told to nobody" in text and "forks 1" in text
     talk = browser.run("return document.querySelector('.talk').textContent")
@@ -285,9 +286,13 @@ def test_rows_that_begin_with_others_stand_under_them(tmp_path: Path, browser: B
     row = lines[0]["rows"][0]
     for parent in (0, 1, 0):
         lines[0]["rows"].append({**row, "parent": {"row": parent, "tokens": 20}})
+    lines[1]["rows"].append({**row, "parent": None})
     (tmp_path / "episodes/1.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     make_viewer(tmp_path)
-    open_viewer(browser, page(tmp_path, "#episode/0/train/1/episode-1-0-0"))
+    open_viewer(browser, page(tmp_path, "#episode/0/train/1/episode-1-0-1"))
+    assert "none begins with the tokens of another" in browser.texts(".tree .hint")[0]
+    show(browser, "#episode/0/train/1/episode-1-0-0")
+    assert "begins with tokens of the row above it" in browser.texts(".tree .hint")[0]
     nodes = browser.texts(".tree .node")
     assert [node[:5] for node in nodes] == ["row 0", "row 1", "row 2", "row 3"]
     assert "begins with 20 tokens of row 1" in nodes[2]
