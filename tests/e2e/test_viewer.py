@@ -315,3 +315,53 @@ def test_a_missing_data_file_is_said_and_the_rest_is_shown(
     show(browser, "#episode/0/train/1/nobody")
     assert "is not in the viewer" in browser.texts(".fault")[0]
     browser.console()
+
+
+@pytest.fixture(scope="module")
+def alone_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A step of one group, and a validation of one episode: long words and large numbers."""
+    folder = tmp_path_factory.mktemp("alone")
+    make_run(folder, Made(steps=1, groups=1, members=2, estimator="gae"))
+    file = folder / "episodes/1.jsonl"
+    lines = [json.loads(line) for line in file.open()]
+    call = {"name": "look_up", "arguments": {"word": "fox"}, "ok": False, "error_kind": "timeout"}
+    lines[0]["turns"][0]["tool_calls"] = [call]
+    lines[0] |= {"ending": "max_turns_reached", "reward": -116234.5}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    alone = {**lines[1], "uid": "alone", "episode_id": "alone", "task": {"seed": 77}}
+    (folder / "episodes/val-1.jsonl").write_text(json.dumps(alone) + "\n")
+    make_viewer(folder)
+    return folder
+
+
+def test_the_list_cuts_no_number_and_tells_training_from_validation(
+    alone_run: Path, browser: Browser
+) -> None:
+    browser.resize(1300, 900)
+    open_viewer(browser, page(alone_run))
+    assert browser.texts(".list-row .c-step .tag") == ["train", "train", "val"]
+    assert browser.texts(".list-row .c-reward")[0] == "−1.2e5"
+    assert browser.texts(".list-row .c-ending")[0] == "max_turns_reached"
+    cut = """return [...document.querySelectorAll(".list .cell:not(.c-text)")]
+        .filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.innerText)"""
+    assert browser.run(cut) == []
+    browser.click(".facet .bar:nth-child(1)")
+    browser.wait("location.hash.includes('kind=train')")
+    browser.wait("document.querySelectorAll('.list-row').length === 2")
+
+
+def test_an_episodes_page_cuts_nothing_and_links_to_nothing_empty(
+    alone_run: Path, browser: Browser
+) -> None:
+    browser.resize(1300, 900)
+    open_viewer(browser, page(alone_run, "#episode/0/train/1/episode-1-0-0?color=fate"))
+    assert "group" in browser.texts(".episode-head nav")[0]
+    assert browser.texts(".call")[0].split() == [
+        "tool", "look_up", "failed:", "timeout", "arguments:", '{"word":"fox"}',
+    ]  # fmt: skip
+    table = "document.querySelector('.turn-table').parentElement"
+    assert browser.run(f"return {table}.scrollWidth <= {table}.clientWidth")
+    assert browser.run("return document.querySelector('.controls .legend .key') !== null")
+    show(browser, "#episode/0/val/1/alone")
+    place = browser.texts(".episode-head nav")[0]
+    assert "group" not in place and "same task" not in place
