@@ -8,7 +8,7 @@ of sampling are those of training.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -126,18 +126,43 @@ def play_on(player: Player, lm: nn.Module, episode: Recorded, until_turn: int) -
 def tell_conversation(
     episode: Recorded, played: Recorded, until_turn: int, report: Report = print
 ) -> None:
-    """Prints a conversation: what is of the record, and how it went on."""
-    for message in played["initial_messages"]:
-        report(f"{message['role']}: {message['content']}")
+    """Prints a conversation: what is of the record, and how it went on.
+
+    Of a program it is what each request says that is new: it may have several conversations.
+    """
+    is_program = any(turn.get("asked") is not None for turn in played["turns"])
+    if not is_program:
+        _tell_messages(played["initial_messages"], report)
     for number, turn in enumerate(played["turns"]):
-        source = "record" if number < until_turn else "model"
+        is_recorded = number < until_turn
+        recorded = episode["turns"][number] if is_recorded else turn
+        if is_program:
+            _tell_request(number, turn, report)
+            if turn["asked"] != recorded["asked"]:
+                report(f"(in the record turn {number} was asked otherwise)")
+        source = "record" if is_recorded else "model"
         report(f"[turn {number}, {source}] assistant: {turn['text']}")
-        for message in turn["observation"]:
-            report(f"{message['role']}: {message['content']}")
-        if number < until_turn and turn["observation"] != episode["turns"][number]["observation"]:
+        if is_program:
+            continue
+        _tell_messages(turn["observation"], report)
+        if turn["observation"] != recorded["observation"]:
             report(f"(in the record turn {number} was answered otherwise)")
     report(
         f"{played['ending']} after {len(played['turns'])} turns, reward {played['reward']:g}; "
         f"the record: {episode['ending']} after {len(episode['turns'])} turns, reward "
         f"{episode.get('reward', 0.0):g}"
     )
+
+
+def _tell_messages(messages: Iterable[Mapping[str, Any]], report: Report) -> None:
+    for message in messages:
+        report(f"{message['role']}: {message.get('content', '')}")
+
+
+def _tell_request(number: int, turn: Recorded, report: Report) -> None:
+    """Prints what a program's request says that is new, and behind which turn it goes on."""
+    if turn["behind"] is None and number > 0:
+        report("(a conversation begins)")
+    elif turn["behind"] not in (None, number - 1):
+        report(f"(goes on behind turn {turn['behind']})")
+    _tell_messages(turn["asked"] or [], report)

@@ -284,6 +284,9 @@ def test_links_work_once_the_viewer_is_made_and_the_page_says_so_before(
     reader.open(run_dir)
     python = from_here(Path(sys.executable))
     reader.sees(f"which this command makes: {python} -m training.run.episodes {run_dir}")
+    # Nothing but what says so leads to a viewer that is not there.
+    links = "return [...document.links].filter((link) => link.href.includes('viewer/')).length"
+    assert reader.browser.run(links) == 0
     reader.click_point("Reward of an episode", step=1)
     reader.sees("episodes of step 1 once the viewer is made")
     make_viewer(run_dir)

@@ -68,6 +68,7 @@ def test_a_programs_branches_are_a_tree_and_its_errors_are_shown(
     browser.wait("document.querySelector('.tree li li .node')")
     text = browser.run("return document.querySelector('.tree li li .node').textContent")
     assert text.startswith("row 1: turn 2, ") and "tokens of row 0" in text
+    assert "template" not in text and "another history" in text
     text = browser.run("return document.querySelector('.program').textContent")
     assert "exit code: 0" in text and "told to nobody" in text and "forks 1" in text
     talk = browser.run("return document.querySelector('.talk').textContent")
@@ -285,9 +286,13 @@ def test_rows_that_begin_with_others_stand_under_them(tmp_path: Path, browser: B
     row = lines[0]["rows"][0]
     for parent in (0, 1, 0):
         lines[0]["rows"].append({**row, "parent": {"row": parent, "tokens": 20}})
+    lines[1]["rows"].append({**row, "parent": None})
     (tmp_path / "episodes/1.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     make_viewer(tmp_path)
-    open_viewer(browser, page(tmp_path, "#episode/0/train/1/episode-1-0-0"))
+    open_viewer(browser, page(tmp_path, "#episode/0/train/1/episode-1-0-1"))
+    assert "none begins with the tokens of another" in browser.texts(".tree .hint")[0]
+    show(browser, "#episode/0/train/1/episode-1-0-0")
+    assert "begins with tokens of the row above it" in browser.texts(".tree .hint")[0]
     nodes = browser.texts(".tree .node")
     assert [node[:5] for node in nodes] == ["row 0", "row 1", "row 2", "row 3"]
     assert "begins with 20 tokens of row 1" in nodes[2]
@@ -310,3 +315,53 @@ def test_a_missing_data_file_is_said_and_the_rest_is_shown(
     show(browser, "#episode/0/train/1/nobody")
     assert "is not in the viewer" in browser.texts(".fault")[0]
     browser.console()
+
+
+@pytest.fixture(scope="module")
+def alone_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A step of one group, and a validation of one episode: long words and large numbers."""
+    folder = tmp_path_factory.mktemp("alone")
+    make_run(folder, Made(steps=1, groups=1, members=2, estimator="gae"))
+    file = folder / "episodes/1.jsonl"
+    lines = [json.loads(line) for line in file.open()]
+    call = {"name": "look_up", "arguments": {"word": "fox"}, "ok": False, "error_kind": "timeout"}
+    lines[0]["turns"][0]["tool_calls"] = [call]
+    lines[0] |= {"ending": "max_turns_reached", "reward": -116234.5}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    alone = {**lines[1], "uid": "alone", "episode_id": "alone", "task": {"seed": 77}}
+    (folder / "episodes/val-1.jsonl").write_text(json.dumps(alone) + "\n")
+    make_viewer(folder)
+    return folder
+
+
+def test_the_list_cuts_no_number_and_tells_training_from_validation(
+    alone_run: Path, browser: Browser
+) -> None:
+    browser.resize(1300, 900)
+    open_viewer(browser, page(alone_run))
+    assert browser.texts(".list-row .c-step .tag") == ["train", "train", "val"]
+    assert browser.texts(".list-row .c-reward")[0] == "−1.2e5"
+    assert browser.texts(".list-row .c-ending")[0] == "max_turns_reached"
+    cut = """return [...document.querySelectorAll(".list .cell:not(.c-text)")]
+        .filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.innerText)"""
+    assert browser.run(cut) == []
+    browser.click(".facet .bar:nth-child(1)")
+    browser.wait("location.hash.includes('kind=train')")
+    browser.wait("document.querySelectorAll('.list-row').length === 2")
+
+
+def test_an_episodes_page_cuts_nothing_and_links_to_nothing_empty(
+    alone_run: Path, browser: Browser
+) -> None:
+    browser.resize(1300, 900)
+    open_viewer(browser, page(alone_run, "#episode/0/train/1/episode-1-0-0?color=fate"))
+    assert "group" in browser.texts(".episode-head nav")[0]
+    assert browser.texts(".call")[0].split() == [
+        "tool", "look_up", "failed:", "timeout", "arguments:", '{"word":"fox"}',
+    ]  # fmt: skip
+    table = "document.querySelector('.turn-table').parentElement"
+    assert browser.run(f"return {table}.scrollWidth <= {table}.clientWidth")
+    assert browser.run("return document.querySelector('.controls .legend .key') !== null")
+    show(browser, "#episode/0/val/1/alone")
+    place = browser.texts(".episode-head nav")[0]
+    assert "group" not in place and "same task" not in place

@@ -9,10 +9,14 @@ import hashlib
 import json
 import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import PROJECT
 from tests.unit.page.made_runs import content_in, content_of, curve_in, event, make_run, steps
 from training.run.alarms import ADVICE
 from training.run.page.alarm_rows import meanings
@@ -83,6 +87,21 @@ def test_an_alarm_leads_to_its_tokens_and_is_explained(tmp_path: Path) -> None:
     (folder / "viewer").mkdir()
     (folder / "viewer" / "index.html").write_text("")
     assert content_of(folder)["runs"][0]["viewer"]["isThere"]
+
+
+def test_the_command_for_the_viewer_works_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "my runs/it's one", steps(1))
+    monkeypatch.chdir(tmp_path)
+    command = content_of(folder)["runs"][0]["viewer"]["command"]
+    # What a shell does with it in yet another folder, with a Python that tells where it stands.
+    python, stands = shlex.quote(str(Path(sys.executable))), tmp_path / "python"
+    stands.write_text('#!/bin/sh\npwd; for word; do echo "$word"; done\n')
+    stands.chmod(0o755)
+    told = command.replace(f"&& {python} ", f"&& {shlex.quote(str(stands))} ")
+    said = subprocess.run(["sh", "-c", told], cwd="/", capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == [str(PROJECT), "-m", "training.run.episodes", str(folder)]
 
 
 def test_an_alarm_that_is_said_again_while_it_stands_is_one_row(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from examples.prepare_tiny_prompts import make_tokenizer
 from tests.viewer_data import unpack
-from training.run.viewer.data_files import DataFolder
+from training.run.viewer.data_files import DataFolder, plain
 from training.run.viewer.token_texts import TokenTexts
 
 
@@ -36,7 +36,7 @@ def test_headers_hold_what_json_has_not(tmp_path: Path) -> None:
     numbers = [float("nan"), float("inf"), np.float32(0.5)]
     header = {"text": nasty, "numbers": numbers, "path": tmp_path}
     folder = DataFolder(tmp_path)
-    folder.write("list/0", header, {})
+    folder.write("list/0", plain(header), {})
     read, _ = unpack(tmp_path / "list/0.js")
     assert read["text"] == nasty
     assert read["numbers"] == ["NaN", "Infinity", 0.5]

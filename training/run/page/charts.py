@@ -182,7 +182,7 @@ PLANS = {
         key="rows",
         title="Rows of an episode",
         unit="rows",
-        metrics={"response/rows_per_episode": "mean (1: no history was rewritten)"},
+        metrics={"response/rows_per_episode": "mean (1: each is one sequence)"},
         view="rows=2..&sort=-rows",
     ),
     "entropy": _Plan(

@@ -33,6 +33,8 @@ from training.run.page.looks import looks_of
 from training.run.page.run_folder import RUNNING, VIEWER, RunFolder
 from training.run.page.settings import Change, as_text, differences_from_defaults
 
+# The folder that `python -m training.run.episodes` is given in.
+CLONE = Path(__file__).resolve().parents[3]
 # Of the table of step times.
 LAST_STEPS = 8
 # Steps that a summary's first and last value are means of.
@@ -244,18 +246,22 @@ def _step_times(run: RunFolder) -> dict[str, Any]:
 
 def _viewer_of(run: RunFolder, page: Path) -> dict[str, Any]:
     """Says where the viewer of a run's episodes lies, whether it does, and what makes it."""
-    command = [
-        from_here(Path(sys.executable)),
-        "-m",
-        "training.run.episodes",
-        from_here(run.path),
-    ]
     return {
         "href": _link(run.path / VIEWER, page),
         "isThere": run.has_viewer,
         "hasEpisodes": run.has_episodes,
-        "command": shlex.join(command),
+        "command": _viewer_command(run),
     }
+
+
+def _viewer_command(run: RunFolder) -> str:
+    """Returns what makes the viewer: short where it is given in the clone, else from anywhere."""
+    module = ["-m", "training.run.episodes"]
+    if Path.cwd() == CLONE:
+        return shlex.join([from_here(Path(sys.executable)), *module, from_here(run.path)])
+    # Not resolved: the Python of a virtual environment is a link.
+    words = [str(Path(sys.executable).absolute()), *module, str(run.path)]
+    return f"cd {shlex.quote(str(CLONE))} && {shlex.join(words)}"
 
 
 def _link(target: Path, page: Path) -> str:

@@ -48,7 +48,7 @@ LOOKS = (
         "tokens whose ratio was clipped", "fate=clipped&sort=-ratio", "actor/pg_clipfrac", "share"
     ),
     Look(
-        "history that the chat template rewrote",
+        "more than one row: a history was rewritten, or a conversation began anew",
         "rows=2..&sort=-rows",
         "response/rows_per_episode",
         "largest",

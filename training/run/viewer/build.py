@@ -8,7 +8,8 @@ file of pages, not the run; and the old viewer stays until the new one is whole.
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from training.run.viewer.credit_path import credit_path
-from training.run.viewer.data_files import DataFolder
+from training.run.viewer.data_files import DataFolder, plain
 from training.run.viewer.episode_pages import (
     EpisodePages,
     PageEpisode,
@@ -32,6 +33,7 @@ from training.run.viewer.list_columns import (
     task_key,
     tool_names,
 )
+from training.run.viewer.progress import showing
 from training.run.viewer.records import (
     Line,
     RecordedEpisode,
@@ -141,8 +143,10 @@ def build_viewer(runs: Sequence[RunFolder], out: Path) -> Report:
     temporary.mkdir(parents=True)
     try:
         builder = ViewerBuilder(temporary)
-        for run in runs:
-            builder.add_run(run)
+        files = [file for run in runs for file in list_files(run.episodes)]
+        with showing(count_episodes(files), len(files)) as advance:
+            for run in runs:
+                builder.add_run(run, advance)
         builder.finish(runs)
         for asset in sorted(ASSETS.iterdir()):
             if asset.is_file():
@@ -155,6 +159,16 @@ def build_viewer(runs: Sequence[RunFolder], out: Path) -> Report:
         shutil.rmtree(temporary, ignore_errors=True)
     builder.report.seconds = time.monotonic() - started
     return builder.report
+
+
+def count_episodes(files: Sequence[RecordFile]) -> int:
+    """Counts the lines of files, each an episode; a file that cannot be read has none."""
+    count = 0
+    for file in files:
+        # What is wrong with it is told when its episodes are read.
+        with suppress(OSError), file.path.open("rb") as lines:
+            count += sum(1 for line in lines if line.strip())
+    return count
 
 
 def require_replaceable(out: Path) -> None:
@@ -195,19 +209,21 @@ class ViewerBuilder:
         self._sentences = dict(COLUMNS)
         self._steps: list[dict[str, Any]] = []
 
-    def add_run(self, run: RunFolder) -> None:
-        """Writes all episodes of a run."""
+    def add_run(self, run: RunFolder, advance: Callable[[], None]) -> None:
+        """Writes all episodes of a run; `advance` is called after each."""
         tokenizer, problem = find_tokenizer(run.folder, run.episodes)
         if problem:
             self.report.add_fault(f"{run.label}: {problem}")
         texts = TokenTexts(tokenizer)
         for file in list_files(run.episodes):
             try:
-                self._add_step(run, file, texts)
+                self._add_step(run, file, texts, advance)
             except OSError as error:
                 self.report.add_fault(f"{run.label}: {file.path.name}: {error}")
 
-    def _add_step(self, run: RunFolder, file: RecordFile, texts: TokenTexts) -> None:
+    def _add_step(
+        self, run: RunFolder, file: RecordFile, texts: TokenTexts, advance: Callable[[], None]
+    ) -> None:
         """Writes the episodes of a step, or of a validation."""
         update = self._read_update(run, file)
         reader = StepReader(file, update)
@@ -225,6 +241,7 @@ class ViewerBuilder:
             no_spread = len(group) > 1 and len(rewards) == 1
             for outline in group:
                 self._add_line(reader, outline, step, no_spread)
+                advance()
             self._pages.end_of_group()
         for fault in reader.faults:
             self.report.add_fault(f"{run.label}: {fault}")
@@ -328,7 +345,7 @@ class ViewerBuilder:
             "faults": self.report.faults,
             "further_faults": self.report.further_faults,
         }
-        DataFolder(self._folder).write("manifest", manifest, {})
+        DataFolder(self._folder).write("manifest", plain(manifest), {})
         files = [path for path in self._folder.rglob("*") if path.is_file()]
         self.report.size = sum(path.stat().st_size for path in files)
 

@@ -30,7 +30,11 @@ DTYPES = {"<f4", "<f8", "<i4", "<i2", "|i1", "|u1", "<u4", "<u2"}
 
 
 def pack(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-    """Puts a header and 1-D arrays into one block of bytes, as the top of this file says."""
+    """Puts a header and 1-D arrays into one block of bytes, as the top of this file says.
+
+    Args:
+        header: in JSON's types, as `plain` returns it.
+    """
     described: dict[str, Any] = {}
     blocks: list[bytes] = []
     names_of_bytes: dict[bytes, str] = {}
@@ -54,7 +58,7 @@ def pack(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
         padding = -len(data) % ALIGNMENT
         blocks += [data, bytes(padding)]
         position += len(data) + padding
-    text = json.dumps(plain({**header, "arrays": described}), allow_nan=False).encode()
+    text = json.dumps({**header, "arrays": described}, allow_nan=False).encode()
     text += b" " * (-(len(text) + 4) % ALIGNMENT)
     return b"".join([len(text).to_bytes(4, "little"), text, *blocks])
 
@@ -64,6 +68,9 @@ def plain(value: Any, depth: int = 0) -> Any:
 
     What lies more than MOST_NESTED deep is left out.
     """
+    # Nearly all there is.
+    if type(value) in (str, int, bool) or value is None:
+        return value
     if isinstance(value, dict | list | tuple) and depth == MOST_NESTED:
         return "…"
     if isinstance(value, dict):
@@ -74,7 +81,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         return plain(value.item(), depth)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if value is None or isinstance(value, str | int | float):
+    if isinstance(value, str | int | float):
         return value
     return str(value)
 

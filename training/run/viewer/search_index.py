@@ -61,11 +61,18 @@ def sequence_numbers(units: np.ndarray, length: int) -> np.ndarray:
 
 def numbers_of(texts: list[str]) -> np.ndarray:
     """Returns the numbers of all sequences of LENGTHS characters, each once: uint32."""
-    parts = [np.zeros(0, dtype=np.uint32)]
-    for text in texts:
-        units = code_units(text)
-        parts += [sequence_numbers(units, length) for length in LENGTHS]
-    return np.unique(np.concatenate(parts))
+    parts = [code_units(text) for text in texts]
+    if not parts:
+        return np.zeros(0, dtype=np.uint32)
+    lengths = [len(part) for part in parts]
+    units = np.concatenate(parts)
+    # How much of its text follows a place: a sequence lies within one text.
+    room = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(units))
+    numbers = []
+    for length in LENGTHS:
+        mixed = sequence_numbers(units, length)
+        numbers.append(mixed[room[: len(mixed)] >= length])
+    return np.unique(np.concatenate(numbers))
 
 
 class SearchIndex:

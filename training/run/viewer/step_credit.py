@@ -6,7 +6,7 @@ other, and where they differ the page says by how much.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,19 @@ def read_algorithm(run_dir: Path, meta: Mapping[str, Any]) -> AlgorithmConfig:
     )
     if not path.is_file():
         return recorded
+    return _algorithm_in(path, path.stat().st_mtime_ns) or recorded
+
+
+@lru_cache(maxsize=8)
+def _algorithm_in(config: Path, changed: int) -> AlgorithmConfig | None:
+    """Returns the section of a config that was changed last then; None: it cannot be read.
+
+    All steps of a run ask for the same.
+    """
     try:
-        return load_config([str(path)], check=False).config.algorithm
+        return load_config([str(config)], check=False).config.algorithm
     except (ConfigError, OSError, ValueError):
-        return recorded
+        return None
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Hover {
   // A line's name, which leads to the episodes behind it once the values are kept.
   labelOf(line, step) {
     const { viewer } = this.chart.options;
-    if (!this.isKept || !line.view || !viewer) {
+    if (!this.isKept || !line.view || !viewer || !viewer.isThere) {
       return element("span", {}, [line.label]);
     }
     return element("a", { href: `${viewer.href}#list?step=${step}&${line.view}` }, [line.label]);

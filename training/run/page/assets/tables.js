@@ -50,9 +50,12 @@ function alarmText(alarm) {
   return element("div", {}, parts);
 }
 
-// A link into the viewer of the run's episodes.
+// A link into the viewer of the run's episodes; words alone until there is one.
 function viewerLink(run, view, words) {
-  return view ? element("a", { href: `${run.viewer.href}#${view}` }, [words]) : "";
+  if (!view || !run.viewer.isThere) {
+    return view ? words : "";
+  }
+  return element("a", { href: `${run.viewer.href}#${view}` }, [words]);
 }
 
 // The viewer that points of curves lead into: that of one run which has recorded episodes.
@@ -66,15 +69,17 @@ function viewerHint(run) {
   if (run.viewer.isThere) {
     return [];
   }
-  const words = "The links lead to the viewer of the run's episodes, which this command makes: ";
-  return [element("p", { class: "aside" }, [words, code(run.viewer.command)])];
+  const words =
+    "These become links into the viewer of the run's episodes, which this command makes: ";
+  const after = " (then load this page again)";
+  return [element("p", { class: "aside" }, [words, code(run.viewer.command), after])];
 }
 
 // Ways into the episodes, each with how much there is to see.
 function episodeLinks(run) {
   const links = run.looks.map(({ words, note, view }) =>
     element("li", {}, [
-      element("a", { href: `${run.viewer.href}#${view}` }, [words]),
+      viewerLink(run, view, words),
       note ? element("small", {}, [` ${note}`]) : "",
     ]),
   );

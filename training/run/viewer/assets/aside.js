@@ -49,8 +49,9 @@
     };
     return viewer.el("section", { class: "tree", "aria-label": "Rows" },
       viewer.el("h2", {}, viewer.plural(episode.rows.length, "row")),
-      viewer.el("p", { class: "hint" },
-        "Each was trained on as one sequence; one begins with tokens of the row above it."),
+      viewer.el("p", { class: "hint" }, children.size > 1
+        ? "Each is one sequence; one that is set in begins with tokens of the row above it."
+        : "Each is one sequence, and none begins with the tokens of another."),
       branch(-1));
   };
 
@@ -72,18 +73,21 @@
   // Tokens of both sides that a rewriting is told by.
   const TOLD = 6;
 
-  // What a row says where the row above it says something else: its history was rewritten.
+  // What a row says where the row above it says something else: its history was rewritten, or a
+  // program went on from there twice.
   function rewriting(episode, row) {
     const above = row.parent && episode.rows[row.parent.row];
     if (!above) return null;
     const start = row.parent.tokens;
     const had = textFrom(episode, above, start);
     if (had === "") return null;
+    const isProgram = episode.turns.some((turn) => turn.asked);
     return viewer.el("span", { class: "rewriting" },
-      `Its history was rewritten: behind these tokens row ${row.parent.row} has `,
+      isProgram ? "The program sent another history: " : "Its history was rewritten: ",
+      `behind these tokens row ${row.parent.row} has `,
       viewer.el("q", {}, viewer.visible(had)), ", this one ",
       viewer.el("q", {}, viewer.visible(textFrom(episode, row, start))),
-      ", as where a chat template drops what was said.");
+      isProgram ? "." : ", as where a chat template drops what was said.");
   }
 
   // The text of some tokens of a row, prompt and response in one.

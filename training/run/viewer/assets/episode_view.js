@@ -47,6 +47,7 @@
   function draw(main) {
     const { episode } = shown;
     const talk = viewer.el("div", { class: "talk" });
+    // Within the bar that stays in sight.
     const legend = viewer.el("div", { class: "legend-place" });
     const card = viewer.el("div", { class: "card-place", "aria-live": "polite" });
     const tree = viewer.el("div", {});
@@ -57,7 +58,7 @@
     viewer.replace(main,
       viewer.el("article", { class: "episode" }, head(episode),
         viewer.el("div", { class: "episode-columns" },
-          viewer.el("div", { class: "episode-main" }, controls(), legend, talk), side)));
+          viewer.el("div", { class: "episode-main" }, controls(legend), talk), side)));
     talk.addEventListener("click", (event) => clickToken(event));
     drawTalk();
     drawLegend();
@@ -74,6 +75,7 @@
     const step = viewer.listAddress({ step: table.step[i], kind: table.val[i] ? "val" : "train" });
     const rows = viewer.listed.rows;
     const place = rows.indexOf(i);
+    const others = othersOf(i);
     const facts = [
       ["reward", viewer.short(table.reward[i])], ["ending", viewer.textOf("ending", i) || "–"],
       ["turns", table.turns[i]], ["tokens", table.tokens[i]],
@@ -86,23 +88,39 @@
     return viewer.el("header", { class: "episode-head" },
       viewer.el("nav", { "aria-label": "Place" },
         viewer.el("a", { href: viewer.listAddress(viewer.listed.values) }, "List"), " › ",
-        viewer.el("a", { href: step }, `${kind} ${table.step[i]}`), " › ",
-        viewer.el("a", { href: viewer.groupAddress(i) }, "group"), " › ",
-        viewer.el("a", { href: viewer.taskAddress(i) }, "same task"),
+        viewer.el("a", { href: step }, `${kind} ${table.step[i]}`),
+        others.group ? [" › ", viewer.el("a", { href: viewer.groupAddress(i) }, "group")] : null,
+        others.task
+          ? [" › ", viewer.el("a", { href: viewer.taskAddress(i) }, "same task")] : null,
         viewer.el("span", { class: "turning" },
           viewer.el("button", { type: "button", onclick: () => viewer.moveEpisode(-1),
             disabled: place <= 0, title: "←" }, "← Previous"),
           place >= 0 ? ` ${viewer.count(place + 1)} of ${viewer.count(rows.length)} ` : " ",
           viewer.el("button", { type: "button", onclick: () => viewer.moveEpisode(1),
             disabled: place >= rows.length - 1, title: "→" }, "Next →"))),
-      viewer.el("h1", { title: viewer.plainText(episode.id) }, viewer.visible(episode.id)),
+      viewer.el("h1", { title: viewer.plainText(episode.id) }, "Episode ",
+        viewer.visible(episode.id)),
       viewer.el("dl", { class: "chips" }, facts.map(([name, value]) =>
         viewer.el("div", { class: "fact" }, viewer.el("dt", {}, name),
           viewer.el("dd", {}, viewer.plainText(value))))),
       episode.faults.map((fault) => viewer.el("p", { class: "note" }, viewer.plainText(fault))));
   }
 
-  function controls() {
+  // Whether there are other episodes of its group, and of its task: else a page of them is empty.
+  function othersOf(i) {
+    const { table } = viewer;
+    const found = { group: false, task: false };
+    for (let k = 0; k < table.size; k += 1) {
+      if (k === i) continue;
+      const isBeside = table.run[k] === table.run[i] && table.step[k] === table.step[i]
+        && table.val[k] === table.val[i];
+      if (isBeside && table.uid[k] === table.uid[i]) found.group = true;
+      if (table.task[k] === table.task[i]) found.task = true;
+    }
+    return found;
+  }
+
+  function controls(legend) {
     const colour = viewer.el("select", { id: "color" },
       viewer.el("option", { value: "" }, "nothing"),
       shown.measures.map((one) => viewer.el("option", { value: one.name }, one.label)));
@@ -123,7 +141,7 @@
     return viewer.el("div", { class: "controls" },
       viewer.el("label", {}, "Show ", mode),
       viewer.el("label", {}, "Colour tokens by ", colour),
-      viewer.el("label", {}, numbers, " with numbers"));
+      viewer.el("label", {}, numbers, " with numbers"), legend);
   }
 
   function setMeasure(name) {
@@ -223,15 +241,31 @@
   function calls(list) {
     if (!Array.isArray(list)) return null;
     return list.map((call) => viewer.el("div", { class: "call" },
-      viewer.el("span", { class: "tag" }, "tool"), " ", outcome(call),
-      viewer.visible(typeof call === "string" ? call : JSON.stringify(call))));
+      viewer.el("span", { class: "tag" }, "tool"), " ", toldCall(call)));
   }
 
-  // Says that a call failed, and how.
-  function outcome(call) {
-    if (!call || call.ok !== false) return null;
-    const kind = viewer.plainText(String(call.error_kind || "an error"));
-    return [viewer.el("span", { class: "tag m-failed" }, `failed: ${kind}`), " "];
+  // A call: its name, how it went, how long it took, and whatever else was recorded of it.
+  function toldCall(call) {
+    if (!call || typeof call !== "object" || typeof call.name !== "string") {
+      return viewer.visible(typeof call === "string" ? call : JSON.stringify(call));
+    }
+    const { name, ok, error_kind: kind, seconds, ...others } = call;
+    const parts = [viewer.el("strong", {}, viewer.visible(name)), " ", outcome(ok, kind)];
+    if (typeof seconds === "number") parts.push(` ${viewer.short(seconds, 2)} s`);
+    for (const [key, value] of Object.entries(others)) {
+      if (value === null || value === "") continue;
+      const text = typeof value === "string" ? value : JSON.stringify(value);
+      parts.push(" ", viewer.el("span", { class: "of-call" }, viewer.plainText(key), ": ",
+        viewer.visible(text)));
+    }
+    return parts;
+  }
+
+  function outcome(ok, kind) {
+    if (ok === undefined) return null;
+    if (ok !== false) return viewer.el("span", { class: "tag" }, "ok");
+    const why = viewer.plainText(String(kind || "an error"));
+    return viewer.el("span", { class: "tag m-failed" }, `failed: ${why}`);
   }
 
   function bubble(label, contents, kind) {
@@ -290,6 +324,8 @@
     shown.token = { row, i };
     viewer.repaint(shown, shown.parts.talk);
     drawCard();
+    // The card is the first thing beside the conversation.
+    shown.parts.card.parentElement.scrollTop = 0;
     remember();
     const turn = shown.episode.rows[row].columns.turn_ids[i];
     viewer.chooseTurn?.(turn);

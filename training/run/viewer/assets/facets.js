@@ -9,6 +9,7 @@
     const all = viewer.select([], null);
     const others = (key) => viewer.select(tests, found, key);
     const parts = [
+      kinds(all, others, values, change),
       viewer.histogram("Reward", viewer.table.reward, all, others("reward"),
         rangeOf(values.reward), (range) => change({ reward: range })),
       viewer.bySteps("Reward", viewer.table.reward, others("step"),
@@ -53,6 +54,18 @@
       () => change(toggled(key, values, label)),
     ]);
     return viewer.bars(title, rows);
+  }
+
+  // Where there are both: their numbers are not of one kind.
+  function kinds(all, others, values, change) {
+    if (!viewer.table.hasKinds) return null;
+    const entryOf = (i) => [viewer.table.val[i] ? "val" : "train"];
+    const [counts, selected] = [countBy(all, entryOf), countBy(others("kind"), entryOf)];
+    const names = { train: "training", val: "validation" };
+    return viewer.bars("Kind", Object.entries(names).map(([kind, label]) => [
+      label, counts.get(kind), selected.get(kind) || 0, values.kind === kind,
+      () => change(toggled("kind", values, kind)),
+    ]));
   }
 
   function textBars(title, key, column, all, others, values, change) {

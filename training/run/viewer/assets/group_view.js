@@ -4,6 +4,8 @@
 {
   // So many are put beside each other at first.
   const MOST_BESIDE = 16;
+  // So many columns fit a usual window.
+  const FIT_BESIDE = 5;
 
   viewer.views.group = async function (main, { parts }) {
     const [run, kind, step, uid] = parts;
@@ -62,6 +64,8 @@
       for (const episode of episodes) grid.append(cell(episode, turn));
     }
     return viewer.el("div", {}, common(episodes, first),
+      episodes.length > FIT_BESIDE ? viewer.el("p", { class: "hint" },
+        `${episodes.length} episodes beside each other: scroll sideways to see all.`) : null,
       viewer.el("div", { class: "beside-scroll", tabindex: "0" }, grid));
   };
 

@@ -6,6 +6,9 @@
   // Rows above and below those in sight.
   const MARGIN_ROWS = 12;
   const REDRAW_MS = 100;
+  // Characters of an ending that are shown; the whole stands in its title.
+  const MOST_OF_ENDING = 22;
+  const LETTER_PX = 8;
   // Columns: key, heading, sentence, text of row i.
   const number = (name) => (i) => shown(viewer.table[name][i]);
   const COLUMNS = [
@@ -32,7 +35,14 @@
     ["cut", "cut"], ["masked", "masked"],
   ];
 
-  const shown = (value) => (Number.isNaN(value) ? "–" : viewer.short(value, 3));
+  // So that a number fits its column: 1230, 1.2e5.
+  function shown(value) {
+    if (Number.isNaN(value)) return "–";
+    const size = Math.abs(value);
+    if (!Number.isFinite(value) || size < 1000) return viewer.short(value, 3);
+    if (size < 99999.5) return viewer.short(Math.round(value));
+    return value.toExponential(1).replace("+", "").replace("-", "−");
+  }
 
   // All episodes, for those who come to a page by its address.
   viewer.listAll = function () {
@@ -88,7 +98,8 @@
 
   function sortPicker(listed) {
     const keys = Object.keys(SORTS).filter((key) => key === "step" || viewer.table.has[key]);
-    const select = viewer.el("select", { id: "sort" }, viewer.el("option", { value: "" }, "record"),
+    const select = viewer.el("select", { id: "sort" }, viewer.el("option", { value: "" },
+      "as recorded: first step first, validations last"),
       keys.flatMap((key) => [
         viewer.el("option", { value: `-${key}` }, `${SORTS[key]}, highest first`),
         viewer.el("option", { value: key }, `${SORTS[key]}, lowest first`),
@@ -161,8 +172,14 @@
     cells.splice(2, 0, plain("ending", "Ending"), plain("text", "Task"));
     viewer.replace(parts.head, cells);
     const widths = listed.columns.map(([key]) => `var(--w-${key}, 72px)`);
-    widths.splice(2, 0, "var(--w-ending)", "minmax(180px, 1fr)");
+    widths.splice(2, 0, `${longestEnding() * LETTER_PX + 22}px`, "minmax(180px, 1fr)");
     parts.grid.style.setProperty("--columns", widths.join(" "));
+  }
+
+  // The characters that the endings need.
+  function longestEnding() {
+    const lengths = viewer.table.texts.ending.map((ending) => ending.length);
+    return Math.min(MOST_OF_ENDING, Math.max("Ending".length, ...lengths));
   }
 
   // Draws the rows in sight.
@@ -178,11 +195,17 @@
     const top = Math.floor(parts.scroll.scrollTop / ROW_HEIGHT);
     listed.inSight = rows.slice(top, top + Math.ceil(height / ROW_HEIGHT));
     if (!rows.length) {
-      const why = viewer.table.size ? "No episode passes these filters." : "No episodes were found.";
-      shownRows.push(viewer.el("p", { class: "nothing" }, why));
+      shownRows.push(viewer.el("p", { class: "nothing" }, whyNothing(listed)));
     }
     viewer.replace(parts.body, shownRows);
     if (focused !== undefined) focusRow(parts.body, focused);
+  }
+
+  function whyNothing(listed) {
+    if (!viewer.table.size) return "No episodes were found.";
+    const ofSearch = " A search finds what one message, answer or error holds, not what reaches "
+      + "from one into the next.";
+    return `No episode passes these filters.${listed.values.text ? ofSearch : ""}`;
   }
 
   function focusRow(body, place) {
@@ -193,7 +216,10 @@
     const i = listed.rows[place];
     const cells = listed.columns.map(([key, , , text]) =>
       viewer.el("div", { class: `cell c-${key}`, role: "cell" }, text(i)));
-    if (viewer.table.val[i]) cells[0].append(viewer.el("span", { class: "tag" }, "val"));
+    if (viewer.table.hasKinds) {
+      const kind = viewer.table.val[i] ? "val" : "train";
+      cells[0].append(viewer.el("span", { class: `tag k-${kind}` }, kind));
+    }
     if (viewer.table.manifest.runs.length > 1) {
       cells[0].prepend(viewer.el("span", { class: "tag run" }, `run ${viewer.table.run[i]}`));
     }

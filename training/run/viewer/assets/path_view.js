@@ -90,6 +90,15 @@
         viewer.el("thead", {}, viewer.el("tr", {}, columns.map(([name, sentence]) =>
           viewer.el("th", { scope: "col", title: sentence }, name)))),
         viewer.el("tbody", {}, rows.map((row) => viewer.el("tr", {},
-          row.map((value) => viewer.el("td", {}, viewer.short(value)))))))));
+          row.map((value) => viewer.el("td", { title: viewer.short(value, 6) },
+            narrow(value)))))))));
+  }
+
+  // A number in few letters, so that all columns of turns have room; the title has more digits.
+  function narrow(value) {
+    if (typeof value !== "number" || value === 0 || Math.abs(value) >= 1e-3) {
+      return viewer.short(value, 3);
+    }
+    return value.toExponential(1).replaceAll("-", "−");
   }
 }

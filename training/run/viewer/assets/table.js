@@ -26,6 +26,7 @@
       addChunk(table, codes, await viewer.load(`list/${chunk}`, { keep: false }));
     }
     for (const name of NUMBERS) table.has[name] = table[name].some((value) => !Number.isNaN(value));
+    table.hasKinds = table.val.includes(0) && table.val.includes(1);
     table.places = placesOf(table);
     viewer.table = table;
     return table;
