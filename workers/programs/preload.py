@@ -29,6 +29,7 @@ import struct
 import sys
 import traceback
 from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 # Options of Linux's prctl.
@@ -38,6 +39,8 @@ LENGTH = struct.Struct("<I")
 # The C library, opened once for all programs.
 LIBC = ctypes.CDLL(None)
 WARM_UP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm_up.py")
+# Files whose frames stand before a script's own; newer interpreters freeze runpy.
+RUNNERS = (__file__, runpy.__file__, "<frozen runpy>")
 # A program's environment names it by this, and what it starts inherits that.
 MARK = "PROGRAM_ATTEMPT"
 # So often children that start children are looked for again.
@@ -192,7 +195,21 @@ def run_script(argv: list[str], env: dict[str, str]) -> int:
         if ending.code is not None:
             print(ending.code, file=sys.stderr)
             return 1
+    except Exception as error:
+        traceback.print_exception(type(error), error, own_frames(error))
+        return 1
     return 0
+
+
+def own_frames(error: BaseException) -> TracebackType | None:
+    """Returns a traceback without its first frames, which run the script; None: it has no more.
+
+    A file that cannot be compiled has none.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in RUNNERS:
+        trace = trace.tb_next
+    return trace
 
 
 def limit(request: dict[str, Any]) -> None:
