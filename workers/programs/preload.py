@@ -8,7 +8,7 @@ program, which is then forked from it in milliseconds. Frames on FD are JSON beh
 start comes with three files (standard input, output and error), carried by a byte before its frame.
 
     to it      {"id", "argv", "env", "memory_bytes", "open_files", "forks"}      {"kill": id}
-    from it    {"ready"}    {"id", "pid"} or {"id", "error"}    {"id", "code"}
+    from it    {"ready": {MODULE: error}}    {"id", "pid"} or {"id", "error"}    {"id", "code"}
 
 Invariant: nothing that a program started outlives it: this process adopts orphans and kills them;
 nothing here outlives the trainer, whose end closes the socket; and programs die with this process.
@@ -50,10 +50,15 @@ LOOK_S = 1.0
 
 
 class Launcher:
-    """Starts and ends programs as the frames on a socket say."""
+    """Starts and ends programs as the frames on a socket say.
 
-    def __init__(self, control: socket.socket) -> None:
+    Args:
+        failures: why modules could not be imported, by name.
+    """
+
+    def __init__(self, control: socket.socket, failures: dict[str, str]) -> None:
         self.control = control
+        self.failures = failures
         self.ids: dict[int, int] = {}
         self.marks: dict[int, str] = {}
         self.parent = os.getppid()
@@ -66,7 +71,7 @@ class Launcher:
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         with suppress(OSError, EOFError):
-            self.send({"ready": True})
+            self.send({"ready": self.failures})
             while os.getppid() == self.parent:
                 files = [self.control.fileno(), woken]
                 ready, _, _ = select.select(files, [], [], LOOK_S)
@@ -297,18 +302,19 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     # Modules of the user's are imported from here, and none from beside this file.
     sys.path[0] = os.getcwd()
+    failures: dict[str, str] = {}
     for name in sys.argv[2:]:
         try:
             importlib.import_module(name)
-        # A program that needs it says what is wrong.
+        # The trainer says it, and starts no program.
         except Exception as error:
-            print(f"agent.preload: {name}: {error!r}", file=sys.stderr)
+            failures[name] = repr(error)
     if len(sys.argv) > 2:
         runpy.run_path(WARM_UP)["warm_up"]()
     gc.collect()
     # What is loaded stays shared with the programs.
     gc.freeze()
-    Launcher(control).run()
+    Launcher(control, failures).run()
 
 
 if __name__ == "__main__":

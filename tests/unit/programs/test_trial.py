@@ -101,3 +101,13 @@ def test_a_traceback_of_a_forked_program_has_its_own_frames_alone(tried: Any) ->
     [problem] = tried("ask()\nprnt(1.0)", preload=("json",))
     assert "mine.py" in problem and "NameError" in problem
     assert "preload.py" not in problem and "runpy" not in problem
+
+
+def test_a_module_that_cannot_be_preloaded_is_refused_with_its_cause(
+    tried: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    [problem] = tried("print(float(ask()))", preload=("json", "opnai"))
+    assert "agent.preload=[json, opnai]" in problem
+    assert f"{sys.executable} cannot import opnai (ModuleNotFoundError" in problem
+    assert "json (" not in problem and "Traceback" not in problem
+    assert "opnai" not in capfd.readouterr().err
