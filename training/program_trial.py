@@ -15,6 +15,7 @@ from custom.models.usage import USAGE
 from data.conversation import TemplateRefusal
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
+from training.model_trial import with_cause_first
 from workers.agent_pools import open_program_pool
 from workers.environments.reply import StepReply
 from workers.programs.exchange import Answer, Asked, Exited, Refusal
@@ -101,9 +102,8 @@ class _ProgramTrial:
         if self.requests or self.number:
             return ""
         if exited.failure == "env_crash":
-            return f"program {name} failed in its trial, before it asked for anything: " + (
-                exited.error
-            )
+            message = f"program {name} failed in its trial, before it asked for anything"
+            return with_cause_first(message, exited.error)
         if exited.failure:
             return ""
         return (
@@ -131,16 +131,18 @@ class _ProgramTrial:
         agent = self.config.agent
         always = len(errors) == attempts and not self.was_refused
         if always and agent.trial_episodes and agent.max_failure_rate < 1:
-            yield (
+            message = (
                 f"program {name} failed in all {attempts} trial episodes, whatever it was answered "
-                f"(agent.max_failure_rate=1 trains all the same): {errors[0]}"
+                "(agent.max_failure_rate=1 trains all the same)"
             )
+            yield with_cause_first(message, errors[0])
             return
         tried = self.number + 1
-        logger.warning(
-            f"program {name} failed in {len(errors)} of {tried} trial episodes, whose answers "
-            f"mean nothing: {errors[0]}"
+        message = (
+            f"program {name} failed in {len(errors)} of {tried} trial episodes, whose answers mean "
+            "nothing"
         )
+        logger.warning("%s", with_cause_first(message, errors[0]))
 
     def _play(self, index: int) -> Exited | None:
         """Answers a program until it ends; None where it does not."""
