@@ -14,11 +14,13 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from custom.env import BadEnvironment, Message, Task
+from custom.models.errors import UnknownModel
 from custom.trial import MAX_TRIAL_S, Trial
 from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import ATTEMPT
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.model_trial import with_cause_first
 from training.program_trial import try_programs
 from workers.environments.names import CannotBuild, environment_name, environment_source
 from workers.environments.pool import EnvironmentPool
@@ -105,10 +107,8 @@ class _EnvironmentTrial:
         self.pool.reset(index, index, self.config.data.run_seed, self.task)
         reply = self._wait_for_reply(index, f"the first reset of environment {source}")
         if reply.failure:
-            yield (
-                f"environment {source} failed in its first reset: {reply.error}"
-                f"{self._advice(reply)}"
-            )
+            problem = f"environment {source} failed in its first reset"
+            yield with_cause_first(problem, reply.error) + self._advice(reply)
             return
         length = len(self.tokens.prompt(reply.messages, tools))
         limit = self.config.data.max_prompt_length
@@ -184,18 +184,17 @@ class _EnvironmentTrial:
         of_play = [outcome for player, outcome in trial.outcomes.items() if player != "garbage"]
         always = all(outcome.crashes == outcome.episodes for outcome in of_play)
         how_many = f"all {played}" if crashed == played else f"{crashed} of {played}"
+        message = f"environment {source} crashed in {how_many} trial episodes"
         if not always or self.config.agent.max_failure_rate == 1:
-            logger.warning(
-                f"environment {source} crashed in {how_many} trial episodes: {errors[0]}"
-            )
+            logger.warning("%s", with_cause_first(message, errors[0]))
             return
         which = "" if crashed == played else ", in all that began with a random answer"
-        # Of what it returned, or raised.
-        rule = "" if RETURNED in errors[0] else "what it cannot read it must answer, not raise; "
-        yield (
-            f"environment {source} crashed in {how_many} trial episodes{which} "
-            f"({rule}agent.max_failure_rate=1 trains all the same): {errors[0]}"
-        )
+        rule = "what it cannot read it must answer, not raise; "
+        # Of what it returned, or of the config.
+        if any(kind in errors[0] for kind in (RETURNED, UnknownModel.__name__)):
+            rule = ""
+        message += f"{which} ({rule}agent.max_failure_rate=1 trains all the same)"
+        yield with_cause_first(message, errors[0])
 
     def _warn_where_no_second_turn_fits(self, name: str, observation: list[Message]) -> None:
         """Warns where what answers the first action is as long as a whole response may be."""

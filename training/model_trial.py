@@ -8,6 +8,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 from custom.models import Model, ModelError, ModelSettings
+from custom.models.errors import UnknownModel
 from custom.models.usage import USAGE
 from data.watchdog import ATTEMPT
 from training.config import PPOConfig
@@ -53,3 +54,17 @@ def _problem_of(settings: ModelSettings) -> str:
             f"agent.models.{settings.name}.trial=false starts without asking it"
         )
     return ""
+
+
+def with_cause_first(message: str, description: str) -> str:
+    """Returns a message with a crash's description; that the config lacks a model comes first.
+
+    Args:
+        message: which trial the crash was in.
+        description: by `custom.env_calls.describe`.
+    """
+    first, _, frames = description.partition("\n")
+    kind, _, cause = first.partition(": ")
+    if not kind.endswith(UnknownModel.__name__):
+        return f"{message}: {description}"
+    return f"{cause} {message}:\n{frames}"

@@ -32,5 +32,15 @@ class ModelError(RuntimeError):
         return str(self.args[0])
 
 
+class UnknownModel(ModelError):
+    """Reports that the config has no model of a name."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "not_set_up")
+
+    def __reduce__(self) -> tuple[type["UnknownModel"], tuple[str]]:
+        return UnknownModel, (str(self),)
+
+
 class ModelTimeout(ModelError, TimeoutError):
     """Reports that a model did not answer in time; a tool's call then counts as `timeout`."""

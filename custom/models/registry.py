@@ -8,9 +8,10 @@ connections do.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from custom.models.errors import ModelError
+from custom.models.errors import UnknownModel
 from custom.models.model import Model, Question
 from custom.models.settings import ModelSettings
+from data.names import did_you_mean
 
 
 class NamedModel:
@@ -65,12 +66,12 @@ class InstalledModels:
         return list(self._models)
 
     def model(self, name: str) -> Model:
-        """Returns a model. Raises ModelError where the config has none of that name."""
+        """Returns a model. Raises UnknownModel where the config has none of that name."""
         model = self._models.get(name)
         if model is None:
             known = ", ".join(self._models) or "none"
-            raise ModelError(
-                f"models[{name!r}]: agent.models has no {name}; it has: {known}", "not_set_up"
+            raise UnknownModel(
+                f"agent.models has no {name!r}; it has: {known}.{did_you_mean(name, self._models)}"
             )
         return model
 

@@ -35,10 +35,15 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Holds what a tool returned or, with an `error_kind`, the text of what went wrong."""
+    """Holds what a tool returned or, with an `error_kind`, the text of what went wrong.
+
+    Attributes:
+        raised: by the tool's code, and no answer that it means to give (ToolError).
+    """
 
     value: Any
     error_kind: ErrorKind = ""
+    raised: BaseException | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def guarded(function: Callable[[], Any], in_thread: bool = False) -> Outcome:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not in_thread:
             raise
-        return Outcome(f"{type(error).__name__}: {message_of(error)}", "exception")
+        return Outcome(f"{type(error).__name__}: {message_of(error)}", "exception", error)
 
 
 def message_of(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from custom.env_calls import (
     check_step,
     cut_middle,
     located,
+    raised,
     step_environment,
 )
 from custom.tools.calls import UNKNOWN, CallRecord, Outcome, ToolCall
@@ -31,7 +32,7 @@ from custom.tools.execution import (
     require_same_arguments,
 )
 from custom.tools.verl_tools import tools_kwargs_of
-from data.warn_once import warn_once
+from data.warn_once import warn_first, warn_once
 
 # Calls of one tool that have run into its deadline and still run; while there are so many it is not
 # called again.
@@ -158,10 +159,21 @@ class ToolRegistry:
                 return check_step(value, "the tool")
             return value
 
+        name = tool.definition.name
         timeout_s = tool.definition.timeout_s
         if timeout_s is None:
-            return guarded(run)
-        return self._run_in_thread(tool.definition.name, run, timeout_s)
+            outcome = guarded(run)
+        else:
+            outcome = self._run_in_thread(name, run, timeout_s)
+        if outcome.raised is not None:
+            warn_first(
+                __name__,
+                name,
+                f"tool {name}: {raised(outcome.raised, tool.execute)}; the policy reads what a "
+                "tool raises as the answer to its call, and further ones are only counted "
+                f"(tool/{name}/failures)",
+            )
+        return outcome
 
     def _run_in_thread(self, name: str, run: Callable[[], Any], timeout_s: float) -> Outcome:
         """Runs a call in a thread of its own, which is left to itself after `timeout_s` seconds."""

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from custom.agent import Agent, AgentSpec
 from custom.env import BaseEnvironment
 from custom.env_factory import make_environment
+from custom.models import ModelSettings, install_models, models
 from custom.trial import GARBAGE, Trial, play_trial
 from data.watchdog import ATTEMPT
 from training import environment_trial
@@ -330,6 +331,30 @@ def test_an_environment_that_crashes_whenever_it_is_played_is_a_problem(
         "answer (what it cannot read it must answer, not raise; agent.max_failure_rate=1 trains "
         "all the same): NameError: txt\n"
     )
+
+
+@pytest.mark.parametrize("at", ["reset", "step"])
+def test_a_model_that_the_config_lacks_is_named_before_the_environment_that_asks_it(
+    at: str, tiny_game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Judged(Marathon):
+        def reset(self, seed: int | None = None) -> Any:
+            return models["judge"].ask("ready?") if at == "reset" else super().reset(seed)
+
+        def step(self, action: str) -> tuple[Any, ...]:
+            return models["judge"].ask(action), 1.0, True, {}
+
+    other = ModelSettings(name="jugde", base_url="http://127.0.0.1:9/v1", model="m")
+    install_models({"jugde": other})
+    try:
+        (problem,) = trial_problems(tiny_game, Judged, monkeypatch)
+    finally:
+        install_models({})
+    assert problem.startswith(
+        "agent.models has no 'judge'; it has: jugde. Did you mean 'jugde'? environment Judged"
+    )
+    assert "must answer" not in problem and problem.count("has no 'judge'") == 1
+    assert "test_trial.py" in problem
 
 
 def test_an_observation_that_leaves_no_room_for_a_second_turn_is_named(

@@ -92,6 +92,7 @@ class Launcher:
         memory_gb: float | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
+        self.python = python
         self.modules = list(modules)
         self._memory_bytes = None if memory_gb is None else int(memory_gb * 2**30)
         self._loop = asyncio.get_running_loop()
@@ -234,7 +235,7 @@ class Launcher:
     def _take(self, told: dict[str, Any]) -> None:
         """Takes in one frame."""
         if "ready" in told:
-            self._ready.set_result(None)
+            self._take_ready(told["ready"])
         elif "pid" in told:
             self._started[told["id"]].set_result(told["pid"])
         elif "error" in told:
@@ -244,6 +245,21 @@ class Launcher:
             program = self._programs.pop(told["id"], None)
             if program is not None:
                 program.ended.set_result(told["code"])
+
+    def _take_ready(self, failures: Mapping[str, str]) -> None:
+        """Takes in that programs can be started, or which modules could not be imported."""
+        if not failures:
+            self._ready.set_result(None)
+            return
+        reasons = "; ".join(f"{name} ({error})" for name, error in failures.items())
+        self._ready.set_exception(
+            CannotStart(
+                f"agent.preload=[{', '.join(self.modules)}]: {self.python} cannot import "
+                f"{reasons}: name modules that this interpreter has"
+            )
+        )
+        # Nobody may be waiting for it.
+        self._ready.exception()
 
     def _lose_all(self) -> None:
         """Reports every program as ended, as they end with their launcher."""

@@ -252,7 +252,9 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
             run = self._run_function
         try:
             await run(attempt)
-        except (CannotStart, OSError) as error:
+        except CannotStart as error:
+            attempt.tell_exit(report=NOTHING, crash=str(error), record={})
+        except OSError as error:
             attempt.tell_exit(report=NOTHING, crash=describe(error), record={})
         finally:
             self._kills.pop(attempt.key, None)

@@ -8,7 +8,7 @@ program, which is then forked from it in milliseconds. Frames on FD are JSON beh
 start comes with three files (standard input, output and error), carried by a byte before its frame.
 
     to it      {"id", "argv", "env", "memory_bytes", "open_files", "forks"}      {"kill": id}
-    from it    {"ready"}    {"id", "pid"} or {"id", "error"}    {"id", "code"}
+    from it    {"ready": {MODULE: error}}    {"id", "pid"} or {"id", "error"}    {"id", "code"}
 
 Invariant: nothing that a program started outlives it: this process adopts orphans and kills them;
 nothing here outlives the trainer, whose end closes the socket; and programs die with this process.
@@ -29,6 +29,7 @@ import struct
 import sys
 import traceback
 from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 # Options of Linux's prctl.
@@ -38,6 +39,8 @@ LENGTH = struct.Struct("<I")
 # The C library, opened once for all programs.
 LIBC = ctypes.CDLL(None)
 WARM_UP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm_up.py")
+# Files whose frames stand before a script's own; newer interpreters freeze runpy.
+RUNNERS = (__file__, runpy.__file__, "<frozen runpy>")
 # A program's environment names it by this, and what it starts inherits that.
 MARK = "PROGRAM_ATTEMPT"
 # So often children that start children are looked for again.
@@ -47,10 +50,15 @@ LOOK_S = 1.0
 
 
 class Launcher:
-    """Starts and ends programs as the frames on a socket say."""
+    """Starts and ends programs as the frames on a socket say.
 
-    def __init__(self, control: socket.socket) -> None:
+    Args:
+        failures: why modules could not be imported, by name.
+    """
+
+    def __init__(self, control: socket.socket, failures: dict[str, str]) -> None:
         self.control = control
+        self.failures = failures
         self.ids: dict[int, int] = {}
         self.marks: dict[int, str] = {}
         self.parent = os.getppid()
@@ -63,7 +71,7 @@ class Launcher:
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         with suppress(OSError, EOFError):
-            self.send({"ready": True})
+            self.send({"ready": self.failures})
             while os.getppid() == self.parent:
                 files = [self.control.fileno(), woken]
                 ready, _, _ = select.select(files, [], [], LOOK_S)
@@ -192,7 +200,21 @@ def run_script(argv: list[str], env: dict[str, str]) -> int:
         if ending.code is not None:
             print(ending.code, file=sys.stderr)
             return 1
+    except Exception as error:
+        traceback.print_exception(type(error), error, own_frames(error))
+        return 1
     return 0
+
+
+def own_frames(error: BaseException) -> TracebackType | None:
+    """Returns a traceback without its first frames, which run the script; None: it has no more.
+
+    A file that cannot be compiled has none.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in RUNNERS:
+        trace = trace.tb_next
+    return trace
 
 
 def limit(request: dict[str, Any]) -> None:
@@ -280,18 +302,19 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     # Modules of the user's are imported from here, and none from beside this file.
     sys.path[0] = os.getcwd()
+    failures: dict[str, str] = {}
     for name in sys.argv[2:]:
         try:
             importlib.import_module(name)
-        # A program that needs it says what is wrong.
+        # The trainer says it, and starts no program.
         except Exception as error:
-            print(f"agent.preload: {name}: {error!r}", file=sys.stderr)
+            failures[name] = repr(error)
     if len(sys.argv) > 2:
         runpy.run_path(WARM_UP)["warm_up"]()
     gc.collect()
     # What is loaded stays shared with the programs.
     gc.freeze()
-    Launcher(control).run()
+    Launcher(control, failures).run()
 
 
 if __name__ == "__main__":

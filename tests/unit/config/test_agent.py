@@ -174,3 +174,15 @@ def test_messages_are_not_kept_where_an_environment_tells_them(
         "data.return_raw_chat=true has no effect with an environment: agent.episodes_dir keeps "
         "conversations"
     ]
+
+
+@pytest.mark.parametrize("played", ["agent.command=[ls]", "env_template=[{command: [ls]}]"])
+def test_programs_with_rows_are_validated_with_rows(played: str, runnable: list[str]) -> None:
+    without_rows = [*runnable, played, "data.val_files=[]"]
+    (problem,) = checked(without_rows, "agent.val_length=32")
+    assert problem.startswith("agent.val_length=32 validates a program without a task (TASK={})")
+    assert "give data.val_files, or agent.val_length=0" in problem
+    # No validation, rows for it, and tasks that the program draws from its seed.
+    assert checked(without_rows, "agent.val_length=0") == []
+    assert checked(runnable, played, "agent.val_length=32") == []
+    assert checked(without_rows, "data.train_files=[]", "agent.val_length=32") == []

@@ -392,7 +392,8 @@ def test_models_are_taken_by_name_before_and_after_they_are_installed() -> None:
         install_models({"judge": model.settings})
         assert judge.ask("?") == "yes"
         assert list(models) == ["judge"]
-        with pytest.raises(ModelError, match=r"agent\.models has no jugde; it has: judge"):
+        words = r"agent\.models has no 'jugde'; it has: judge\. Did you mean 'judge'\?"
+        with pytest.raises(ModelError, match=words):
             models["jugde"]
         # The same settings again keep the cache.
         install_models(installed_models())

@@ -8,7 +8,7 @@ from typing import Any
 from custom.env_calls import located
 from custom.env_factory import ENVIRONMENT_NAMES, LIBRARIES, taker_of
 from data.loading import load_object
-from training.config.resources.programs import check_program
+from training.config.resources.programs import check_program, check_validated_programs
 from training.config.resources.user_code import loading_failure, unusable_object, value_errors
 from training.config.resources.verifiers import check_verifiers
 from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
@@ -34,6 +34,8 @@ def check_agents(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
             yield from check_program(key if config.env_template else "agent", environment)
         elif not own_data or environment.name != PASSED_AS_OBJECT:
             yield from _check_environment(key, environment)
+    if not own_data:
+        yield from check_validated_programs(config)
     yield from _check_tools(config)
 
 

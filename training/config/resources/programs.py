@@ -11,6 +11,7 @@ from custom.env_calls import located, takes_keyword
 from data.loading import load_extern_object
 from training.config.resources.user_code import unusable_object
 from training.config.schema.agent import OWN_PYTHON, EnvironmentChoice
+from training.config.schema.ppo import PPOConfig
 
 # What a reward function of programs is called with, by name.
 OFFERED = ("task", "output", "conversations")
@@ -64,6 +65,20 @@ def _check_function(key: str, source: str) -> Iterator[str]:
     function = load_extern_object(path, name)
     if not inspect.iscoroutinefunction(function):
         yield f"{key}: {located(function, name)} must be `async def {name}(task, client)`"
+
+
+def check_validated_programs(config: PPOConfig) -> Iterator[str]:
+    """Requires rows for the validation of programs whose tasks are rows."""
+    data = config.data
+    reads_rows = any(
+        choice.is_program and not choice.is_of_verifiers for choice in config.environments
+    )
+    if reads_rows and data.train_files and not data.val_files and config.agent.val_length:
+        yield (
+            f"agent.val_length={config.agent.val_length} validates a program without a task "
+            "(TASK={}), and those that it trains on are rows of data.train_files: give "
+            "data.val_files, or agent.val_length=0 for no validation"
+        )
 
 
 def check_reward_of_programs(function: Callable[..., Any]) -> Iterator[str]:

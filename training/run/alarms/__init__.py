@@ -2,7 +2,7 @@
 
 `monitor` runs the rules after every step; `catalogue` names the alarms and what to check. The rules
 stand by what they look at: `batch_rules`, `reward_rules`, `engine_rules`, `update_rules`,
-`machine_rules`.
+`machine_rules`, and others.
 """
 
 from training.run.alarms.catalogue import ADVICE as ADVICE

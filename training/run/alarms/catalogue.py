@@ -122,6 +122,10 @@ ADVICE = {
     "template_changed": (
         "the tokenizer and data.apply_chat_template_kwargs: prompts are written in another way"
     ),
+    "tool_fails": (
+        "the tool's code, or its server: the warning above has its first exception, the episodes "
+        "have what it answered"
+    ),
     "rate_zero": ("the scheduler and its total steps: nothing is learned at a learning rate of 0"),
     "throughput_falls": (
         "what else runs here, and the environment; timing_s/* say which section of the step grew"
@@ -144,6 +148,7 @@ WAITS = frozenset(
         "prompts_pinned",
         "nothing_sampled",
         "values_constant",
+        "tool_fails",
     }
 )
 
@@ -192,6 +197,7 @@ VIEWS = {
     "answers_repeat": "sort=tokens",
     "throughput_falls": "sort=-seconds",
     "memory_grows": "sort=-tokens",
+    "tool_fails": "sort=-turns",
 }
 # How the tokens of an episode are coloured that an alarm names.
 COLORS = {

@@ -23,11 +23,13 @@ from training.run.alarms import (
     batch_rules,
     machine_rules,
     reward_rules,
+    tool_rules,
     update_rules,
 )
 from training.run.alarms.catalogue import ADVICE, WAITS, Finding, view_of
 from training.run.alarms.engine_rules import EngineRules
 from training.run.alarms.history import History, Metrics
+from training.run.alarms.length_rules import LengthRules
 from training.run.alarms.rate_rules import RateRules
 from training.run.alarms.reference_rules import ReferenceRules
 from training.run.alarms.repeat_rules import RepeatRules
@@ -86,6 +88,7 @@ class Alarms:
         self.history = History()
         self.reward_rules = RewardRules(config.data.reward_fn_key)
         self.score_rules = ScoreRules()
+        self.length_rules = LengthRules()
         self.repeat_rules = RepeatRules(steps_per_epoch)
         self.rate_rules = RateRules(config, total_steps)
         self.reference_rules = ReferenceRules(config)
@@ -153,15 +156,18 @@ class Alarms:
             "template": self.engine_rules.template,
             "rewards": self.reward_rules.state_dict(),
             "spread": asdict(self.reward_rules.spread),
+            "fewest_cut": self.length_rules.fewest_cut,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state_dict`."""
         self.engine_rules.template = state["template"]
         self.reward_rules.load_state_dict(state["rewards"])
-        # An older checkpoint does not remember it.
+        # An older checkpoint does not remember them.
         if "spread" in state:
             self.reward_rules.spread = GroupSpread(**state["spread"])
+        if "fewest_cut" in state:
+            self.length_rules.fewest_cut = state["fewest_cut"]
 
     def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Finding]:
         """Returns each alarm's first finding, by alarm."""
@@ -187,7 +193,7 @@ class Alarms:
         is_real = episodes.real.numpy()[episodes.first]
         may_be_long = self.config.actor_rollout_ref.rollout.ignore_eos
         if is_real.sum() >= FEWEST_EPISODES and not may_be_long:
-            rules["pinned_lengths"] = update_rules.pinned_lengths(metrics)
+            rules["pinned_lengths"] = self.length_rules.check(metrics)
         return rules
 
     def _batch_rules(
@@ -214,6 +220,7 @@ class Alarms:
                 batch, episodes, config.actor_rollout_ref.rollout.n
             ),
             "repeats": self.repeat_rules.check(batch, episodes),
+            "failing_tools": tool_rules.failing_tools(batch, episodes),
             "advantages": advantage_rules.wrong_advantages(batch, episodes, config.algorithm, step),
             "rewards": self.reward_rules.check(batch, episodes, metrics),
             "silence": self.silence_rules.check(batch, episodes, metrics),

@@ -13,9 +13,6 @@ FINITE_SECTIONS = ("actor/", "critic/", "training/", "canary/")
 MOST_NAMED = 5
 # Advantages and value losses above it have something to teach.
 SOMETHING_TO_LEARN = 1e-8
-# Shares of answers that fill their limit, and of turns that are cut.
-FULL_ANSWERS = 0.7
-CUT_TURNS = 0.95
 # Shares of prompts that fill theirs, where they may be cut, and of episodes without a token.
 FULL_PROMPTS = 0.5
 MOST_EMPTY = 0.75
@@ -217,21 +214,6 @@ def large_step(metrics: Metrics, history: History) -> Iterator[Finding]:
             "large_step",
             f"one step moved the policy by {max(moved, sampled_moved):.2g} nats a token",
         )
-
-
-def pinned_lengths(metrics: Metrics) -> Iterator[Finding]:
-    """Finds answers, episodes and turns that end at their limits."""
-    episodes = max(metrics.get("agent/episodes", 0.0), 1.0)
-    turns = episodes * metrics.get("agent/turns/mean", 1.0)
-    full = metrics.get("response_length/clip_ratio", 0.0)
-    overflowing = metrics.get("agent/ending/overflow", 0.0) / episodes
-    cut = metrics.get("agent/cut_turns", 0.0) / turns
-    if full >= FULL_ANSWERS:
-        yield Finding("length_pinned", f"{full:.0%} of answers fill data.max_response_length")
-    if overflowing >= FULL_ANSWERS:
-        yield Finding("length_pinned", f"{overflowing:.0%} of episodes overflow it")
-    if cut >= CUT_TURNS:
-        yield Finding("length_pinned", f"{cut:.0%} of turns were cut at their limit")
 
 
 def lost_prompts_and_answers(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:

@@ -19,4 +19,8 @@ if __name__ == "__main__":
 else:
     from workers.programs.with_verifiers import world
 
-    world.prepare()
+    try:
+        world.prepare()
+    # The program that plays says what is wrong.
+    except Exception as error:
+        print(f"verifiers' environment is not loaded beforehand: {error!r}", file=sys.stderr)

@@ -1,0 +1,50 @@
+"""Looks for tools that answer every call with an error of their own code.
+
+Invariant: what the policy does wrong, as an unknown tool or wrong arguments, is no fault of a tool.
+"""
+
+from collections.abc import Iterator
+
+from data.protocol import DataProto
+from training.batch.episode_rows import EpisodeRows
+from training.run.alarms.batch_rules import place_of
+from training.run.alarms.catalogue import Finding
+
+# Of a tool in a step; fewer that fail may be chance.
+FEWEST_CALLS = 8
+# The kind of error that a tool's code raises.
+RAISED = "exception"
+
+
+def failing_tools(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+    """Finds tools of which each call of a step failed by an exception."""
+    columns = batch.non_tensor_batch
+    facts = columns.get("episode_facts")
+    if facts is None:
+        return
+    ids = columns["episode_id"]
+    calls: dict[str, int] = {}
+    has_answered: set[str] = set()
+    # The row of the first call.
+    rows: dict[str, int] = {}
+    seen: set[str] = set()
+    for row in episodes.first.tolist():
+        known = facts[row]
+        # Several agents of an episode share its facts.
+        if not known or not episodes.real[row] or ids[row] in seen:
+            continue
+        seen.add(ids[row])
+        for call in known["tool_calls"]:
+            name = call["name"]
+            rows.setdefault(name, row)
+            calls[name] = calls.get(name, 0) + 1
+            if call["error_kind"] != RAISED:
+                has_answered.add(name)
+    failing = [
+        name for name, count in calls.items() if count >= FEWEST_CALLS and name not in has_answered
+    ]
+    if failing:
+        counts = ", ".join(f"all {calls[name]} calls of {name}" for name in failing)
+        yield Finding(
+            "tool_fails", f"{counts} failed by an exception", place_of(batch, rows[failing[0]])
+        )
