@@ -150,3 +150,66 @@ def test_nothing_is_wider_than_a_narrow_window(browser: Browser, run_dir: Path) 
         "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     )
     assert width <= window
+
+
+SECTIONS = ["gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic"]
+SECTIONS += ["update_actor", "update_weights", "alarms", "save_checkpoint"]
+
+
+def uneven_run(folder: Path) -> Path:
+    """A run of 13 steps with every section of a step, a lone validation, and counts of nothing."""
+    timed = {f"timing_s/{name}": 10.0 ** (3 - k) for k, name in enumerate(SECTIONS)}
+    timed["timing_s/step"] = 3000.0
+    records = steps(13, **timed, **{"agent/failed": 0.0, "agent/retries": 0.0})
+    records[6]["val-core/game/reward/mean@1"] = 0.5
+    events = [event("start", 0), event("checkpoint", 13), event("end", 13, exit="finished")]
+    return make_run(folder, records, events, settings=["data.seed=5"])
+
+
+def test_axes_end_where_the_run_does_and_charts_of_nothing_are_named_alone(
+    browser: Browser, tmp_path: Path
+) -> None:
+    open_page(browser, uneven_run(tmp_path / "run"))
+    ticks = browser.texts(".timeline .axis .track span")
+    assert ticks == ["0", "5", "10", "13"]
+    find = "const chart = charts.find((chart) => chart.title === arguments[0]);"
+    browser.run(f"{find} chart.node.scrollIntoView()", "Reward in validation")
+    browser.wait(
+        "charts.find((chart) => chart.title === arguments[0]).plot", "Reward in validation"
+    )
+    scale = f"{find} return [chart.plot.scales.x.min, chart.plot.scales.x.max]"
+    assert browser.run(scale, "Reward in validation") == [0, 13]
+    titles = browser.run("return charts.map((chart) => chart.title)")
+    assert "Failed, retried and masked episodes" not in titles
+    assert "0 throughout: Failed, retried and masked episodes." in browser.texts("#charts")[0]
+
+
+def test_the_parts_of_a_steps_time_are_told_apart(browser: Browser, tmp_path: Path) -> None:
+    open_page(browser, uneven_run(tmp_path / "run"))
+    colors = browser.run(
+        "return stackedLines(CONTENT.charts.find((chart) => chart.key === 'step_time'),"
+        "CONTENT.groups[0]).map((line) => line.color)"
+    )
+    assert len(colors) == len(SECTIONS) + 1 == len(set(colors))
+    script = """return [...document.querySelectorAll("#time tbody tr")].map((row) =>
+        [...row.children].map((cell) => [cell.innerText, getComputedStyle(cell).textAlign]))"""
+    rows = browser.run(script)
+    for column in zip(*rows, strict=True):
+        assert {align for _, align in column} == {"right"}
+        assert len({len(text.partition(".")[2]) for text, _ in column}) == 1
+    assert rows[0][0][0] == "13" and rows[0][1][0] == "3000"
+
+
+def test_a_heading_that_is_jumped_to_stands_below_the_bar(browser: Browser, run_dir: Path) -> None:
+    open_page(browser, run_dir)
+    # The bar has two lines here.
+    browser.resize(720, 500)
+    browser.wait("document.querySelector('nav').offsetHeight > 50")
+    for name in ("timeline", "charts", "alarms"):
+        browser.run("document.getElementById(arguments[0]).scrollIntoView()", name)
+        bar, heading = browser.run(
+            "return [document.querySelector('nav').getBoundingClientRect().bottom,"
+            "document.querySelector(`#${arguments[0]} h2`).getBoundingClientRect().top]",
+            name,
+        )
+        assert heading >= bar

@@ -134,7 +134,9 @@ class Chart {
 
   addLine(line, add) {
     const width = this.options.isExact ? 1 : VIEW.smoothing;
-    const style = { stroke: line.color, width: 1.6, dash: line.dash || undefined };
+    // Filled areas touch each other: a heavy outline would hide a thin one.
+    const outline = this.options.isStacked ? 0.6 : 1.6;
+    const style = { stroke: line.color, width: outline, dash: line.dash || undefined };
     style.points = this.options.isStacked ? { show: false } : { size: 5, fill: line.color };
     if (width > 1 && line.values.length > 2) {
       const faint = { stroke: translucent(line.color, 0.3), width: 1, points: { show: false } };
@@ -192,9 +194,14 @@ class Chart {
   }
 }
 
-// One step alone is given room on both sides.
+// One step alone stands within the steps of its run, with room behind it.
 function rangeOfSteps(plot, low, high) {
-  return low === high ? [low - 1, high + 1] : [low, high];
+  const steps = plot.data[0] || [];
+  if (steps.length !== 1) {
+    return [low, high];
+  }
+  const last = Math.max(...CONTENT.runs.map((run) => run.lastStep));
+  return [0, Math.max(last, steps[0] + 1)];
 }
 
 function rangeOfStack(plot, low, high) {

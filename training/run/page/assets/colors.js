@@ -1,6 +1,6 @@
 // Gives lines their colours, which the style sheet names for light and dark.
 
-const LINE_COLORS = 9;
+const LINE_COLORS = 16;
 
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

@@ -24,17 +24,38 @@ function section(id, title, children) {
   return element("section", { id }, [element("h2", {}, [title]), ...children]);
 }
 
-function table(headings, rows) {
-  const head = element("tr", {}, headings.map((heading) => element("th", {}, [heading])));
-  const body = rows.map((cells) => element("tr", {}, cells.map(cellOf)));
+// A table; numbers of a column stand under each other. Those of one kind have equally many digits
+// behind the point.
+function table(headings, rows, { isOfOneKind = true } = {}) {
+  const digits = headings.map((_, place) => digitsOf(rows.map((cells) => cells[place])));
+  const head = element("tr", {}, headings.map((heading, place) =>
+    element("th", { class: digits[place] === null ? null : "number" }, [heading])));
+  const body = rows.map((cells) => element("tr", {}, cells.map((content, place) =>
+    cellOf(content, isOfOneKind ? digits[place] : null))));
   return element("div", { class: "scrolls" }, [
     element("table", {}, [element("thead", {}, [head]), element("tbody", {}, body)]),
   ]);
 }
 
-function cellOf(content) {
+// The digits behind the point that a column's numbers are shown with: four in the largest of them;
+// null where it has no numbers.
+function digitsOf(column) {
+  const numbers = column.filter((content) => typeof content === "number");
+  if (!numbers.length) {
+    return null;
+  }
+  if (numbers.every(Number.isInteger)) {
+    return 0;
+  }
+  const largest = Math.max(...numbers.map(Math.abs));
+  return Math.min(6, Math.max(0, 3 - Math.floor(Math.log10(largest))));
+}
+
+function cellOf(content, digits) {
   if (typeof content === "number" || content === null) {
-    return element("td", { class: "number" }, [formatNumber(content)]);
+    const isAlike = content !== null && digits !== null;
+    const text = isAlike ? content.toFixed(digits) : formatNumber(content);
+    return element("td", { class: "number" }, [text]);
   }
   return element("td", {}, [content]);
 }

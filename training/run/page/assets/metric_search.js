@@ -35,7 +35,8 @@ class MetricSearch {
       metric.unit,
       prose(metric.meaning),
     ]);
-    this.found.replaceChildren(table(["metric", "last", "unit", "what it means"], rows));
+    const headings = ["metric", "last", "unit", "what it means"];
+    this.found.replaceChildren(table(headings, rows, { isOfOneKind: false }));
     if (fitting.length > MOST_FOUND) {
       const more = `${fitting.length - MOST_FOUND} more; another word leaves fewer`;
       this.found.append(element("p", {}, [more]));

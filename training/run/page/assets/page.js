@@ -12,6 +12,7 @@ const MARK_NAMES = {
 const MOST_ALARM_MARKS = 200;
 const MOST_STACKED_GROUPS = 4;
 const QUIET_MS = 15000;
+const ALWAYS_DRAWN = ["reward", "validation"];
 
 const chosen = new URLSearchParams(location.hash.slice(1));
 const charts = [];
@@ -28,8 +29,13 @@ function marksOf(runs) {
 
 function makeCharts(marks) {
   const viewer = viewerOfCharts();
+  const zeros = [];
   for (const described of CONTENT.charts) {
     const options = { marks, viewer, view: described.view, leftOut: described.leftOut };
+    if (isZeroThroughout(described)) {
+      zeros.push(described.title);
+      continue;
+    }
     if (described.kind === "lines") {
       const makeLines = () => plainLines(described);
       // A validation has few points, and each counts.
@@ -48,7 +54,19 @@ function makeCharts(marks) {
   return element("div", {}, [
     chartsLegend(marks),
     element("div", { class: "charts" }, charts.map((chart) => chart.node)),
+    zeros.length ? element("p", { class: "aside" }, [`0 throughout: ${zeros.join(", ")}.`]) : "",
   ]);
+}
+
+// Whether a chart has nothing but zeros; a reward of 0 is always drawn.
+function isZeroThroughout(described) {
+  if (ALWAYS_DRAWN.includes(described.key)) {
+    return false;
+  }
+  return CONTENT.groups.every((group) => described.lines.every((line) => {
+    const curve = curveOf(group, line.metric);
+    return !curve || (curve.mean.every((value) => value === 0) && !curve.notFinite);
+  }));
 }
 
 // Says once what bands and dashed marks of all charts are.
@@ -190,6 +208,13 @@ function head(sections, search) {
   ];
 }
 
+// Tells the style how high the bar is that stays in sight, which sections are not to hide under.
+function followBar(bar) {
+  new ResizeObserver(() => {
+    document.documentElement.style.setProperty("--bar-height", `${bar.offsetHeight}px`);
+  }).observe(bar);
+}
+
 function makePage() {
   VIEW.smoothing = firstSmoothing();
   const marks = marksOf(CONTENT.runs);
@@ -199,6 +224,7 @@ function makePage() {
     title ? section(id || title, title, [node]) : node,
   );
   document.body.append(...head(sections, search), element("main", {}, nodes));
+  followBar(document.querySelector("nav"));
   chosen.getAll("metric").forEach((name) => search.toggle(name));
   search.list();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(search));

@@ -51,14 +51,24 @@ function spanMark(name, [first, end], last) {
   return mark;
 }
 
+// Round steps, and the last one; what would stand too near to that is left out.
+function stepsOfAxis(last) {
+  const least = last / TICKS;
+  const unit = 10 ** Math.floor(Math.log10(Math.max(1, least)));
+  const stride = [1, 2, 5, 10].map((times) => times * unit).find((size) => size >= least);
+  const steps = [];
+  for (let step = 0; step < last - stride / 2; step += stride) {
+    steps.push(step);
+  }
+  return [...steps, last];
+}
+
 function timeAxis(last) {
-  const ticks = [];
-  const stride = Math.max(1, Math.ceil(last / TICKS));
-  for (let step = 0; step <= last; step += stride) {
+  const ticks = stepsOfAxis(last).map((step) => {
     const tick = element("span", {}, [String(step)]);
     tick.style.left = `${(100 * step) / last}%`;
-    ticks.push(tick);
-  }
+    return tick;
+  });
   return element("div", { class: "row axis" }, [
     element("span", { class: "label" }, ["step"]),
     element("div", { class: "track" }, ticks),
