@@ -39,11 +39,13 @@ class Outcome:
 
     Attributes:
         raised: by the tool's code, and no answer that it means to give (ToolError).
+        where: what was raised, in words, with file and line.
     """
 
     value: Any
     error_kind: ErrorKind = ""
     raised: BaseException | None = field(default=None, compare=False)
+    where: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class CallRecord:
         error_kind: empty where the call succeeded; "no_call" for a turn without a call.
         observation: what the model is shown.
         seconds: the time until then.
+        raised: what the tool's code raised, with file and line; "": nothing, or a ToolError.
     """
 
     call: ToolCall
@@ -65,6 +68,7 @@ class CallRecord:
     error_kind: str
     observation: Observation
     seconds: float
+    raised: str = ""
 
     @property
     def ok(self) -> bool:
@@ -80,9 +84,12 @@ class CallRecord:
 
     def as_info(self) -> dict[str, Any]:
         """Returns the entry for `info["tool_calls"]`, which metrics and reward functions read."""
-        return {
+        info = {
             "name": self.name,
             "ok": self.ok,
             "error_kind": self.error_kind,
             "seconds": self.seconds,
         }
+        if self.raised:
+            info["raised"] = self.raised
+        return info

@@ -9,6 +9,7 @@ the episode.
 import json
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from threading import Thread
 from typing import Any
 
@@ -32,7 +33,7 @@ from custom.tools.execution import (
     require_same_arguments,
 )
 from custom.tools.verl_tools import tools_kwargs_of
-from data.warn_once import warn_first, warn_once
+from data.warn_once import warn_once
 
 # Calls of one tool that have run into its deadline and still run; while there are so many it is not
 # called again.
@@ -127,6 +128,7 @@ class ToolRegistry:
             name=name,
             value=outcome.value,
             error_kind=outcome.error_kind,
+            raised=outcome.where,
             observation=observation,
             seconds=time.perf_counter() - started,
         )
@@ -165,15 +167,9 @@ class ToolRegistry:
             outcome = guarded(run)
         else:
             outcome = self._run_in_thread(name, run, timeout_s)
-        if outcome.raised is not None:
-            warn_first(
-                __name__,
-                name,
-                f"tool {name}: {raised(outcome.raised, tool.execute)}; the policy reads what a "
-                "tool raises as the answer to its call, and further ones are only counted "
-                f"(tool/{name}/failures)",
-            )
-        return outcome
+        if outcome.raised is None:
+            return outcome
+        return replace(outcome, where=raised(outcome.raised, tool.execute))
 
     def _run_in_thread(self, name: str, run: Callable[[], Any], timeout_s: float) -> Outcome:
         """Runs a call in a thread of its own, which is left to itself after `timeout_s` seconds."""

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from custom.tools import Tool, ToolDefinition, ToolError, ToolRegistry
+from custom.tools.parsers import ToolCall
 from training.run.abort_policy import EnvironmentsFail, FailureWatch, require_same_tasks
 from training.run.metrics.episode_metrics import episode_metrics
 from training.run.trackers import format_line
-from workers.environments.reply import MAX_NUMBERS, numbers
+from workers.environments.reply import MAX_NUMBERS, numbers, tool_calls
 
 NAMES = ["game", "other"]
 
@@ -148,3 +150,27 @@ def test_of_an_info_finite_numbers_leave_the_environments_home() -> None:
     assert numbers(given) == {"won": 1.0, "steps": 4.0, "share": 0.5}
     assert len(numbers({str(i): i for i in range(100)})) == MAX_NUMBERS
     assert numbers({"no float holds it": 10**400, "won": 1}) == {"won": 1.0}
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_the_first_exception_of_a_tool_is_logged_with_its_place(
+    timeout_s: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Tool):
+        definition = ToolDefinition(f"broken_{timeout_s}", "Fails.", timeout_s=timeout_s)
+        error: Exception
+
+        def execute(self) -> str:
+            raise self.error
+
+    registry = ToolRegistry([Broken()])
+    name = Broken.definition.name
+    errors = (ToolError("meant"), KeyError("boom"), KeyError("bang"))
+    for Broken.error in errors:
+        # As it travels from the process that has the tool.
+        info = {"tool_calls": [registry.execute(ToolCall(name)).as_info()]}
+        episode_metrics([fact(tool_calls=tool_calls(info))])
+    [warning] = caplog.records
+    assert warning.levelname == "WARNING"
+    assert warning.getMessage().startswith(f"tool {name}: KeyError: 'boom' in ")
+    assert "test_episode_facts.py:" in warning.getMessage()

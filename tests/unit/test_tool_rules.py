@@ -52,7 +52,8 @@ def stands(steps: Sequence[DataProto]) -> list[float]:
 def test_a_tool_that_never_works_rings_in_the_second_step_and_leads_to_an_episode(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broken = batch_of(["exception"] * 8)
+    # A call with wrong arguments does not come to the tool's code.
+    broken = batch_of([*["exception"] * 8, "bad_arguments", "unknown_tool"])
     assert stands([broken, broken, batch_of([""] * 8)]) == [0.0, 2.0, 0.0]
     [text] = [text for text in caplog.messages if "tool_fails" in text]
     assert "all 8 calls of execute failed by an exception, since step 1" in text
@@ -63,7 +64,8 @@ def test_a_tool_that_never_works_rings_in_the_second_step_and_leads_to_an_episod
     [
         ["exception"] * 6,
         ["exception"] * 9 + [""],
-        ["exception"] * 9 + ["bad_arguments"],
+        ["exception"] * 7 + ["bad_arguments"],
+        ["exception"] * 9 + ["timeout"],
         ["bad_arguments"] * 20,
         ["timeout"] * 20,
         [""] * 20,

@@ -200,30 +200,6 @@ def test_what_a_tool_raises_is_its_result(
     assert (outcome.error_kind, outcome.value) == (kind, said)
 
 
-@pytest.mark.parametrize("timeout_s", [None, 5.0])
-def test_the_first_exception_of_a_tool_is_logged_with_its_place(
-    timeout_s: float | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Broken(Tool):
-        definition = ToolDefinition(f"broken_{timeout_s}", "Fails.", timeout_s=timeout_s)
-        error: Exception = ToolError("an answer that it means to give")
-
-        def execute(self) -> str:
-            raise self.error
-
-    registry = ToolRegistry([Broken()])
-    name = Broken.definition.name
-    assert not call(registry, name)[0]
-    assert caplog.records == []
-    for word in ("boom", "bang"):
-        Broken.error = KeyError(word)
-        assert not call(registry, name)[0]
-    [warning] = caplog.records
-    assert warning.levelname == "WARNING"
-    assert warning.getMessage().startswith(f"tool {name}: KeyError: 'boom' in ")
-    assert "test_tools.py:" in warning.getMessage()
-
-
 def test_an_exception_that_cannot_be_printed_is_a_result_too() -> None:
     class Rude(Exception):
         def __str__(self) -> str:

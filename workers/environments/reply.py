@@ -48,7 +48,7 @@ class StepReply:
         reward: of a step; of a finish the episode's own, None where the environment's rewards
             stand.
         done: the environment has ended.
-        tool_calls: name, ok, error_kind and seconds of each.
+        tool_calls: name, ok, error_kind and seconds of each; raised, where a tool's code did.
         info: the numbers of a step's info.
         anchor: `environment.anchor()`, the state that the next turn begins in; None where the class
             has none.
@@ -135,8 +135,12 @@ def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
     records = []
     for call in calls:
-        if _is_tool_call(call):
-            records.append({name: call[name] for name in TOOL_CALL_FIELDS})
+        if not _is_tool_call(call):
+            continue
+        record = {name: call[name] for name in TOOL_CALL_FIELDS}
+        if isinstance(call.get("raised"), str):
+            record["raised"] = call["raised"][:MAX_ERROR_CHARS]
+        records.append(record)
     return records
 
 

@@ -123,8 +123,8 @@ ADVICE = {
         "the tokenizer and data.apply_chat_template_kwargs: prompts are written in another way"
     ),
     "tool_fails": (
-        "the tool's code, or its server: the warning above has its first exception, the episodes "
-        "have what it answered"
+        "the tool's code, or its server: the episodes have what it answered, the log has the first "
+        "exception of its code"
     ),
     "rate_zero": ("the scheduler and its total steps: nothing is learned at a learning rate of 0"),
     "throughput_falls": (

@@ -12,12 +12,13 @@ from training.run.alarms.catalogue import Finding
 
 # Of a tool in a step; fewer that fail may be chance.
 FEWEST_CALLS = 8
-# The kind of error that a tool's code raises.
+# The kind of error that a tool's code raises, and kinds of calls that never come to its code.
 RAISED = "exception"
+NOT_RUN = ("unknown_tool", "bad_json", "bad_arguments")
 
 
 def failing_tools(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
-    """Finds tools of which each call of a step failed by an exception."""
+    """Finds tools whose code raised an exception at each call of a step."""
     columns = batch.non_tensor_batch
     facts = columns.get("episode_facts")
     if facts is None:
@@ -35,6 +36,8 @@ def failing_tools(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
             continue
         seen.add(ids[row])
         for call in known["tool_calls"]:
+            if call["error_kind"] in NOT_RUN:
+                continue
             name = call["name"]
             rows.setdefault(name, row)
             calls[name] = calls.get(name, 0) + 1
@@ -45,6 +48,5 @@ def failing_tools(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
     ]
     if failing:
         counts = ", ".join(f"all {calls[name]} calls of {name}" for name in failing)
-        yield Finding(
-            "tool_fails", f"{counts} failed by an exception", place_of(batch, rows[failing[0]])
-        )
+        text = f"{counts} failed by an exception"
+        yield Finding("tool_fails", text, place_of(batch, rows[failing[0]]))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from custom.tools import UNKNOWN
-from data.warn_once import warn_once
+from data.warn_once import warn_first, warn_once
 from training.batch.row_groups import rows_by_key
 from training.run.abort_policy import by_group, warn_of_crashing_groups
 from workers.rollout.episode import ENDINGS, FAILURES
@@ -64,6 +64,7 @@ def episode_metrics(
     for episode in episodes:
         calls += episode["tool_calls"]
     metrics.update(tool_metrics(calls))
+    _warn_of_raising_tools(calls)
     _warn_of_errors(episodes)
     warn_of_crashing_groups(episodes, names)
     return metrics
@@ -90,6 +91,19 @@ def _warn_of_errors(episodes: Sequence[EpisodeFacts]) -> None:
         len(errors),
         errors[0].splitlines()[0],
     )
+
+
+def _warn_of_raising_tools(calls: Sequence[Mapping[str, Any]]) -> None:
+    """Logs the first exception of each tool's code, once."""
+    for call in calls:
+        if call.get("raised"):
+            name = call["name"]
+            warn_first(
+                __name__,
+                name,
+                f"tool {name}: {call['raised']}; the policy reads it as the answer to its call, "
+                f"and further ones are only counted (tool/{name}/failures)",
+            )
 
 
 def environment_metrics(episodes: Sequence[EpisodeFacts], names: Sequence[str]) -> dict[str, float]:
