@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workers.programs.preload import LENGTH, MARK
+from workers.programs.preload import LENGTH, MARK, kill_family, mark_of
 
 SCRIPT = Path(__file__).with_name("preload.py")
 # Of a program's output, and of its errors: what is kept are their ends, in bytes.
@@ -47,12 +47,14 @@ class Program:
 
     Attributes:
         pid: of its first process.
+        mark: by which what it starts is known.
         exit_code: negative for a signal; None while it runs.
     """
 
     id: int
     launcher: "Launcher"
     ended: "asyncio.Future[int]"
+    mark: str
     pid: int = 0
     output: bytes = b""
     errors: bytes = b""
@@ -83,6 +85,9 @@ class Launcher:
         modules: what it imports beforehand.
         memory_gb: GiB that each process of a program may take; None: any.
         variables: further environment variables of the interpreter that imports.
+
+    Attributes:
+        is_lost: its process has died; it starts nothing more.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class Launcher:
     ) -> None:
         self.python = python
         self.modules = list(modules)
+        self.is_lost = False
         self._memory_bytes = None if memory_gb is None else int(memory_gb * 2**30)
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -133,7 +139,7 @@ class Launcher:
                 f"agent.preload: importing {', '.join(self.modules)} took more than {READY_S:g} s"
             ) from None
         self._count += 1
-        program = Program(self._count, self, self._loop.create_future())
+        program = Program(self._count, self, self._loop.create_future(), env[MARK])
         self._programs[program.id] = program
         pipes = [os.pipe() for _ in range(3)]
         (their_input, our_input), (our_output, output), (our_errors, errors) = pipes
@@ -263,6 +269,8 @@ class Launcher:
 
     def _lose_all(self) -> None:
         """Reports every program as ended, as they end with their launcher."""
+        self.is_lost = True
+        kill_marked({program.mark for program in self._programs.values()})
         for program in self._programs.values():
             if not program.ended.done():
                 program.ended.set_result(LOST)
@@ -298,3 +306,12 @@ class Launcher:
             writer.write(data)
             writer.close()
             await asyncio.sleep(0)
+
+
+def kill_marked(marks: set[str]) -> None:
+    """Kills what the programs of these marks have started, where their launcher no longer does."""
+    if not marks:
+        return
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and mark_of(int(entry.name)) in marks:
+            kill_family(int(entry.name))

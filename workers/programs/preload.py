@@ -14,6 +14,7 @@ Invariant: nothing that a program started outlives it: this process adopts orpha
 nothing here outlives the trainer, whose end closes the socket; and programs die with this process.
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -27,6 +28,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import traceback
 from contextlib import suppress
 from types import TracebackType
@@ -91,6 +93,8 @@ class Launcher:
         byte, files, _, _ = socket.recv_fds(self.control, 1, 3)
         if not byte:
             raise EOFError
+        for file in files:
+            os.set_inheritable(file, False)
         (length,) = LENGTH.unpack(self.read(LENGTH.size))
         request = json.loads(self.read(length))
         if "kill" in request:
@@ -170,7 +174,10 @@ def run_program(request: dict[str, Any], files: list[int], control: socket.socke
         if request["forks"]:
             control.close()
             close_all(files)
-            code = run_script(request["argv"], request["env"])
+            try:
+                code = run_script(request["argv"], request["env"])
+            finally:
+                end_as_interpreter()
         else:
             os.execvpe(request["argv"][0], request["argv"], request["env"])
     except BaseException:
@@ -196,7 +203,7 @@ def run_script(argv: list[str], env: dict[str, str]) -> int:
         runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as ending:
         if isinstance(ending.code, int):
-            return ending.code
+            return ending.code & 0xFF
         if ending.code is not None:
             print(ending.code, file=sys.stderr)
             return 1
@@ -215,6 +222,16 @@ def own_frames(error: BaseException) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename in RUNNERS:
         trace = trace.tb_next
     return trace
+
+
+def end_as_interpreter() -> None:
+    """Does what an interpreter does at its end: waits for threads, calls what asked to be called.
+
+    All but taking apart what is loaded, which costs time.
+    """
+    # Nothing else joins the threads that are no daemons.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
 
 
 def limit(request: dict[str, Any]) -> None:
@@ -300,6 +317,8 @@ def main() -> None:
     """Imports what is named, then serves."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=int(sys.argv[1]))
+    # A program that had it could speak for others, and hold it open behind this process's end.
+    control.set_inheritable(False)
     # Modules of the user's are imported from here, and none from beside this file.
     sys.path[0] = os.getcwd()
     failures: dict[str, str] = {}

@@ -87,6 +87,20 @@ def leaves_children() -> None:
     print(1)
 
 
+def kills_its_launcher() -> None:
+    ask()
+    command = [sys.executable, "-c", "import time; time.sleep(1000)", "left-by-faulty"]
+    subprocess.Popen(command, start_new_session=True, **NOTHING_ELSE)
+    os.kill(os.getppid(), signal.SIGKILL)
+    hangs()
+
+
+def looks_for_files() -> None:
+    ask()
+    # The last one is what lists them.
+    print(len(os.listdir("/proc/self/fd")) - 1)
+
+
 def forks_that_ask() -> None:
     ask()
     if os.fork() == 0:

@@ -101,6 +101,8 @@ def test_a_program_gets_its_task_and_its_answers_and_is_paid_by_its_last_line() 
         ("ignores_signals", "env_timeout", None, "still working at its deadline"),
         ("floods", "", 0.5, ""),
         ("leaves_children", "", 1.0, ""),
+        ("kills_its_launcher", "env_crash", None, "signal 9"),
+        ("looks_for_files", "", 3.0, ""),
         ("forks_that_ask", "", 1.0, ""),
         ("closes_early", "", 1.0, ""),
         ("sends_garbage", "", 1.0, ""),
@@ -168,6 +170,29 @@ def test_programs_are_forked_from_what_was_preloaded_and_each_draws_for_itself(
     with pool_of(spec) as pool:
         rewards = [exit_of(play(pool, key)).reward for key in range(3)]
     assert len(set(rewards)) == 3 and None not in rewards
+
+
+@pytest.mark.parametrize("preload", [(), ("decimal",)])
+def test_a_program_ends_as_its_interpreter_would_end_it(
+    tmp_path: Path, preload: tuple[str, ...]
+) -> None:
+    """With the threads that it has not joined, what it registered, and its exit code."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import atexit, sys, threading, time\n"
+        "def later():\n"
+        "    time.sleep(0.2)\n"
+        "    print('joined')\n"
+        "threading.Thread(target=later).start()\n"
+        "atexit.register(lambda: print(0.25))\n"
+        "sys.exit(int(sys.argv[1]))\n"
+    )
+    words = (sys.executable, str(script))
+    specs = [ProgramSpec(command=(*words, code), preload=preload) for code in ("256", "-1")]
+    with pool_of(*specs) as pool:
+        exited = exit_of(play(pool))
+        assert (exited.reward, exited.record["output"]) == (0.25, "joined\n0.25\n"), exited.error
+        assert exit_of(play(pool, key=1, spec=1)).record["exit_code"] == 255
 
 
 def test_a_preloaded_sdk_has_made_its_first_request(tmp_path: Path) -> None:
