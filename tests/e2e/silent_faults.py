@@ -131,8 +131,8 @@ def one_task_for_all(batch: DataProto) -> None:
 def samplers_without_the_step(trainer: Any) -> None:
     own = base_rollout.turn_seed
 
-    def without_step(meta_info: dict[str, Any], played: Any) -> int:
-        return own(meta_info | {"global_steps": 0}, played)
+    def without_step(meta_info: dict[str, Any], played: Any, turn: int | None = None) -> int:
+        return own(meta_info | {"global_steps": 0}, played, turn)
 
     patched(base_rollout, "turn_seed", without_step)
 
