@@ -236,6 +236,25 @@ def gradient_record_problems(config: "PPOConfig") -> Iterator[str]:
 
 def program_problems(agent: AgentConfig, config: "PPOConfig") -> Iterator[str]:
     """Yields what settings of programs contradict."""
+    yield from player_problems(agent, config)
+    plays_programs = any(choice.is_program for choice in config.environments)
+    yield from program_host_problems(agent, config, plays_programs)
+    if plays_programs:
+        yield from played_program_problems(agent)
+    elif agent.preload or agent.request_timeout_s is not None:
+        yield "agent.preload and agent.request_timeout_s are a program's: set agent.command"
+    if agent.preload:
+        for choice in config.environments:
+            words = choice.command
+            if len(words) < 2 or not words[1].endswith(".py"):
+                yield (
+                    f"agent.preload forks a command of the form [PYTHON, FILE.py, ...]; "
+                    f"{list(words)} is none"
+                )
+
+
+def player_problems(agent: AgentConfig, config: "PPOConfig") -> Iterator[str]:
+    """Yields what is set beside the program that plays for all, and cannot be."""
     has_program = bool(agent.command) or agent.program is not None
     if agent.command and agent.program is not None:
         yield "agent.command and agent.program both name a program: give one of them"
@@ -252,28 +271,20 @@ def program_problems(agent: AgentConfig, config: "PPOConfig") -> Iterator[str]:
             "agent.tools and agent.mcp_servers are an environment's; a program sends its own tools "
             "with each request"
         )
-    plays_programs = any(choice.is_program for choice in config.environments)
-    yield from program_host_problems(agent, config, plays_programs)
-    if plays_programs and POLICY in agent.models:
+
+
+def played_program_problems(agent: AgentConfig) -> Iterator[str]:
+    """Yields what does not go together with a program that plays."""
+    if POLICY in agent.models:
         yield (
             f"agent.models.{POLICY}: by this name programs ask the policy itself; give the model "
             "another one"
         )
-    if not plays_programs and (agent.preload or agent.request_timeout_s is not None):
-        yield "agent.preload and agent.request_timeout_s are a program's: set agent.command"
-    if plays_programs and agent.observation_loss_coef:
+    if agent.observation_loss_coef:
         yield (
             f"agent.observation_loss_coef={agent.observation_loss_coef} learns what environments "
             "say; of a program it is not known which of the words between answers are its own: 0"
         )
-    if agent.preload:
-        for choice in config.environments:
-            words = choice.command
-            if len(words) < 2 or not words[1].endswith(".py"):
-                yield (
-                    f"agent.preload forks a command of the form [PYTHON, FILE.py, ...]; "
-                    f"{list(words)} is none"
-                )
 
 
 def program_host_problems(
