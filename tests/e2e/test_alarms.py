@@ -347,7 +347,12 @@ def test_an_alarm_is_said_again_after_twice_the_time(
 def test_every_alarm_has_its_fault() -> None:
     tried = {name for _, name, _ in (*GAME.values(), *PROMPTS.values())}
     folder = Path(__file__).parent
-    files = ("test_alarms.py", "silent_faults.py", "test_silent_faults.py")
+    files = (
+        "test_alarms.py",
+        "silent_faults.py",
+        "test_silent_faults.py",
+        "test_tools_training.py",
+    )
     text = "".join((folder / name).read_text() for name in files)
     assert [name for name in ADVICE if name not in tried and f'"{name}"' not in text] == []
 

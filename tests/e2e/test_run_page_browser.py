@@ -205,6 +205,7 @@ def test_a_heading_that_is_jumped_to_stands_below_the_bar(browser: Browser, run_
     # The bar has two lines here.
     browser.resize(720, 500)
     browser.wait("document.querySelector('nav').offsetHeight > 50")
+    browser.wait("parseFloat(document.documentElement.style.getPropertyValue('--bar-height')) > 50")
     for name in ("timeline", "charts", "alarms"):
         browser.run("document.getElementById(arguments[0]).scrollIntoView()", name)
         bar, heading = browser.run(

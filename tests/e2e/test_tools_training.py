@@ -20,8 +20,10 @@ from custom.tools.builtin import CalculatorTool
 from data.protocol import DataProto
 from data.seeds import step_info
 from tests.unit.test_turn_tokens import QWEN25, byte_level_core, make_tokenizer
+from training.building import build_trainer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig, RolloutConfig
 from training.config.loader import load_config
+from training.ray_trainer import RayPPOTrainer
 from training.run.episode_files import read_episodes
 from training.run.metrics.episode_metrics import episode_metrics
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
@@ -256,11 +258,8 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_two_steps_of_training_with_a_calculator_count_calls_and_keep_results_out_of_the_loss(
-    caller, tmp_path
-) -> None:
-    from training.building import build_trainer
-
+def train_caller(caller: Path, folder: Path, *settings: str) -> RayPPOTrainer:
+    """Trains for two steps the model that calls; returns the trainer, which has ended."""
     config = load_config(
         [
             "configs/quickstart.yaml",
@@ -270,7 +269,7 @@ def test_two_steps_of_training_with_a_calculator_count_calls_and_keep_results_ou
             "agent.max_turn=2",
             "agent.max_turn_tokens=96",
             "agent.val_length=0",
-            f"agent.episodes_dir={tmp_path}/episodes",
+            f"agent.episodes_dir={folder}/episodes",
             "data.train_batch_size=4",
             f"data.max_prompt_length={PROMPT}",
             "data.max_response_length=256",
@@ -280,10 +279,11 @@ def test_two_steps_of_training_with_a_calculator_count_calls_and_keep_results_ou
             "actor_rollout_ref.actor.optim.lr=1e-5",
             "actor_rollout_ref.rollout.temperature=0.5",
             "algorithm.adv_estimator=reinforce_plus_plus",
-            f"trainer.default_local_dir={tmp_path}/run",
+            f"trainer.default_local_dir={folder}/run",
             "trainer.val_before_train=false",
             "trainer.total_training_steps=2",
             "trainer.logger=file",
+            *settings,
         ]
     ).config
     trainer = build_trainer(config)
@@ -292,6 +292,27 @@ def test_two_steps_of_training_with_a_calculator_count_calls_and_keep_results_ou
         trainer.fit()
     finally:
         trainer.shutdown()
+    return trainer
+
+
+def test_a_tool_whose_code_always_fails_rings_in_the_second_step(
+    caller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def boom(tool: CalculatorTool, expression: str) -> str:
+        raise KeyError(expression)
+
+    monkeypatch.setattr(CalculatorTool, "execute", boom)
+    alarm = "tool_fails"
+    train_caller(caller, tmp_path, "data.train_batch_size=16")
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    steps = [line for line in map(json.loads, lines) if "timing_s/gen" in line]
+    assert [step.get(f"alarms/{alarm}", 0) for step in steps] == [0, 2]
+
+
+def test_two_steps_of_training_with_a_calculator_count_calls_and_keep_results_out_of_the_loss(
+    caller: Path, tmp_path: Path
+) -> None:
+    trainer = train_caller(caller, tmp_path)
     lines = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ]

@@ -550,6 +550,10 @@ def no_process_is_left() -> Any:
     # Those of other tests, such as Ray's, are there before.
     before = running_children()
     yield
+    # One that was killed may take a moment to end.
+    deadline = time.monotonic() + 5
+    while running_children() - before and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert running_children() <= before
 
 
