@@ -41,6 +41,9 @@ ADVICE = {
 }
 PHASE_WIDTH = 13
 COLUMN_WIDTH = 12
+# Below this a table is in MiB, as two digits behind the point would show nothing.
+FEWEST_GIB = 0.1
+MIB = 2**20
 
 Phases = Mapping[Phase, MemoryTerms]
 
@@ -68,11 +71,13 @@ def write_table(plans: Mapping[int, Phases], *, model_path: str, num_ranks: int)
     size = min(fitting, default=max(plans))
     phases = plans[size]
     largest = largest_phase(phases)
+    most = phases[largest].total()
+    unit, unit_bytes = ("GiB", GIB) if most >= FEWEST_GIB * GIB else ("MiB", MIB)
     lines = [
-        f"{model_path}: GiB on each of {num_ranks} rank(s), of {size} GiB",
+        f"{model_path}: {unit} on each of {num_ranks} rank(s), of {size} GiB",
         write_header(),
-        *(write_row(phase, terms) for phase, terms in phases.items()),
-        f"largest: {largest}, {phases[largest].total() / GIB:.2f} GiB; "
+        *(write_row(phase, terms, unit_bytes) for phase, terms in phases.items()),
+        f"largest: {largest}, {most / unit_bytes:.2f} {unit}; "
         f"does it fit? {write_verdicts(list(plans), fitting)}",
     ]
     if len(fitting) < len(plans):
@@ -97,10 +102,10 @@ def write_header() -> str:
     return " " * PHASE_WIDTH + "".join(titles)
 
 
-def write_row(phase: Phase, terms: MemoryTerms) -> str:
-    """Writes what one phase takes, in GiB."""
+def write_row(phase: Phase, terms: MemoryTerms, unit_bytes: int) -> str:
+    """Writes what one phase takes, in units of so many bytes."""
     sizes = [*columns(terms).values(), terms.total()]
-    cells = [f"{size / GIB:{COLUMN_WIDTH}.2f}" for size in sizes]
+    cells = [f"{size / unit_bytes:{COLUMN_WIDTH}.2f}" for size in sizes]
     return f"{phase:<{PHASE_WIDTH}}" + "".join(cells)
 
 

@@ -17,6 +17,7 @@ from transformers import LlamaConfig
 
 from contrib.memory_plan.live_memory import LiveMemory
 from contrib.memory_plan.planner import Planner
+from contrib.memory_plan.table import write_table
 from contrib.memory_plan.terms import GIB, MemoryTerms
 from main import main
 from tests.conftest import PROJECT
@@ -268,6 +269,16 @@ def test_a_7b_model_is_planned_in_seconds_without_its_memory_or_weights(
     assert sum(map(float, update[2:5])) == pytest.approx(16 * 6.738e9 / GIB, rel=1e-3)
     assert "96 GiB: NO, 141 GiB: yes" in printed and "less with" in printed
     assert "a step: 1,024 prompts x 1 = 1,024 rows of at most 1,024 tokens" in printed
+
+
+def test_a_tiny_models_plan_is_in_mebibytes(shape: Path) -> None:
+    plan = planner(shape)
+    phases = {80: plan.phases(80 * GIB)}
+    printed = write_table(phases, model_path="tiny", num_ranks=1).splitlines()
+    assert printed[0] == "tiny: MiB on each of 1 rank(s), of 80 GiB"
+    largest = max(terms.total() for terms in phases[80].values())
+    assert f", {largest / 2**20:.2f} MiB; does it fit? 80 GiB: yes" in printed[-1]
+    assert largest / 2**20 > 0.1
 
 
 def test_what_cannot_be_planned_is_said(shape: Path, capsys: pytest.CaptureFixture[str]) -> None:
