@@ -80,7 +80,7 @@ class Recall:
 
     def _read_calls(self, tools: list[Json], text: str, number: int) -> list[Call]:
         """Reads the tool calls in a text; one that cannot be read leaves all of it text."""
-        names = {tool.get("function", {}).get("name") for tool in tools}
+        names = {tool["function"]["name"] for tool in tools}
         found = [
             call for call in self.parser.parse(text) if call.name in names or not call.may_be_text
         ]
@@ -98,9 +98,9 @@ def arguments_of(call: ToolCall, tools: list[Json]) -> str:
     if not isinstance(call.arguments, str):
         return json.dumps(call.arguments)
     for tool in tools:
-        function = tool.get("function", {})
-        if function.get("name") == call.name:
-            for name in function.get("parameters", {}).get("properties", {}):
+        function = tool["function"]
+        if function["name"] == call.name:
+            for name in (function.get("parameters") or {}).get("properties") or {}:
                 return json.dumps({name: call.arguments})
     return json.dumps({"input": call.arguments})
 
