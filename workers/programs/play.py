@@ -129,6 +129,11 @@ class ProgramEpisode:
         """Finds a place for a request and has its answer sampled, or refuses it."""
         episode = self.episode
         episode.env_seconds += asked.seconds
+        unknown = self._unknown_id(asked.prompt_ids)
+        if unknown is not None:
+            size = len(self.tokens.tokenizer)
+            told = f"the token id {unknown} is none of the model's, which are 0 to {size - 1}"
+            return self._refuse(asked, "template", told)
         self._note_beginning(asked)
         max_turn = self.limits.max_turn
         if episode.ending or (max_turn is not None and len(episode.turns) >= max_turn):
@@ -138,11 +143,6 @@ class ProgramEpisode:
         if differences and self.client_sampling == "refuse":
             return self._refuse(asked, "sampling", "; ".join(differences))
         self.counts["overridden"] += bool(differences)
-        unknown = self._unknown_id(asked.prompt_ids)
-        if unknown is not None:
-            size = len(self.tokens.tokenizer)
-            told = f"the token id {unknown} is none of the model's, which are 0 to {size - 1}"
-            return self._refuse(asked, "template", told)
         try:
             place = self._place(asked)
         except TemplateRefusal as error:
