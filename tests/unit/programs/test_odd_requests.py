@@ -13,7 +13,7 @@ from tests.unit.programs.hostile import check, play
 from tests.unit.programs.test_recall import ASKED, shown
 from tests.unit.programs.test_server import Served, served, text_of
 from tests.unit.test_turn_tokens import turn_tokens
-from workers.programs.exchange import Asked
+from workers.programs.exchange import Answer, Asked
 from workers.programs.protocols import PROTOCOLS
 from workers.programs.recall import Recall
 
@@ -103,3 +103,12 @@ def test_what_no_engine_and_no_template_takes_costs_its_request_alone(number: in
     episode, pool, engine = play(moves, turn_tokens("smollm2"), random.Random(number).randrange(99))
     check(episode, pool, engine)
     assert episode.program["counts"]["refused"] >= 2
+
+
+def test_who_tries_again_behind_an_error_of_the_engine_asks_anew(served: Served) -> None:
+    connection = served.send()
+    served.pool.answer(0, served.heard(Asked).number, Answer(refusal="engine", error="no"))
+    assert connection.getresponse().status == 500
+    again = served.send(x_stainless_retry_count="1")
+    served.answer(served.heard(Asked))
+    assert text_of(again) == "Yes."
