@@ -14,9 +14,12 @@ from typing import Any
 from custom.tools.calls import ToolCall
 from custom.tools.parsers import TAG, ActionParser
 from workers.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Call, Json
+from workers.programs.protocols.protocol import check_depth
 
 # Thinking at the beginning of an answer; its opening may stand in the prompt.
 THINKING = re.compile(r"^\s*(?:<think>)?(.*?)</think>", re.DOTALL)
+# How often lists and objects of a call may hold each other, which then stand in a request.
+MAX_CALL_DEPTH = 50
 # Made once: `json.dumps` makes an encoder for every message of every request.
 ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 
@@ -84,13 +87,26 @@ class Recall:
         found = [
             call for call in self.parser.parse(text) if call.name in names or not call.may_be_text
         ]
-        if any(call.error_kind for call in found):
+        if any(call.error_kind or not is_strict(call.arguments) for call in found):
             self.unread += 1
             return []
         return [
             Call(id=f"call_{number}_{place}", name=call.name, arguments=arguments_of(call, tools))
             for place, call in enumerate(found)
         ]
+
+
+def is_strict(arguments: Any) -> bool:
+    """Checks whether every client can read a call's arguments, and send them back.
+
+    Python's JSON has NaN and Infinity; that of other languages' clients has not.
+    """
+    try:
+        json.dumps(arguments, allow_nan=False)
+        check_depth(arguments, MAX_CALL_DEPTH)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def arguments_of(call: ToolCall, tools: list[Json]) -> str:

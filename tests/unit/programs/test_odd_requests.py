@@ -112,3 +112,11 @@ def test_who_tries_again_behind_an_error_of_the_engine_asks_anew(served: Served)
     again = served.send(x_stainless_retry_count="1")
     served.answer(served.heard(Asked))
     assert text_of(again) == "Yes."
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-Infinity", "[" * 60 + "]" * 60])
+def test_a_call_that_other_languages_cannot_read_is_text(value: str) -> None:
+    recall = Recall(get_parser("function"))
+    text = f'<tool_call>{{"name": "add", "arguments": {{"a": {value}}}}}</tool_call>'
+    answer = shown(recall, text, **function(name="add"))
+    assert (answer.text, answer.calls, recall.unread) == (text, [], 1)

@@ -108,14 +108,14 @@ def tool_call(call_id: str, name: str, arguments: Any) -> Json:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def check_depth(value: Any) -> None:
+def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
     """Raises ProtocolError where lists and objects hold each other too often.
 
     What is behind reads a request by functions that call themselves: templates, records, what
     sends it to other ranks.
     """
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(most):
         held: list[Any] = []
         for item in level:
             if isinstance(item, dict):
@@ -125,7 +125,7 @@ def check_depth(value: Any) -> None:
         level = [item for item in held if isinstance(item, dict | list)]
         if not level:
             return
-    raise ProtocolError(f"lists and objects may hold each other {MAX_DEPTH} times at most")
+    raise ProtocolError(f"lists and objects may hold each other {most} times at most")
 
 
 def function_tool(name: str, description: str | None, parameters: Any) -> Json:
