@@ -10,6 +10,7 @@ bodies, headers' time and connections have limits, and an error is told in the p
 
 import asyncio
 import json
+import resource
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -122,7 +123,7 @@ class ProgramServer:
         """Makes what handles a new connection; one too many is closed."""
         assert self._runner is not None and self._runner.server is not None
         server = self._runner.server
-        if len(server.connections) >= MAX_CONNECTIONS:
+        if len(server.connections) >= most_connections():
             return ClosesAtOnce()
         handler = server()
         loop = asyncio.get_running_loop()
@@ -286,6 +287,15 @@ class ProgramServer:
             raise unreadable(error) from None
         except TimeoutError:
             raise ProtocolError(f"no whole body within {BODY_S:g} s", "timeout", 408) from None
+
+
+def most_connections() -> int:
+    """Returns how many connections may be open: of the files of this process half are for others.
+
+    A program that leaks connections would take from the rest what starts their processes.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files // 2)
 
 
 class ClosesAtOnce(asyncio.Protocol):
