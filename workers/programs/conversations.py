@@ -108,7 +108,8 @@ class Conversations:
         marks = self._marks_of(speaker)
         for mark in sorted(marks, key=lambda mark: len(mark.text), reverse=True):
             end = end_of(mark, rendered)
-            if end is None:
+            # An answer that was cut at `<` is not the beginning of the `<|im_end|>` behind another.
+            if end is None or self.tokens.cuts_special(rendered, end):
                 continue
             given = self.tokens.following(rendered[end:], mark.sampled)
             if given is None:
