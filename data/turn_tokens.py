@@ -143,6 +143,14 @@ class TurnTokens:
         """Returns a sampled turn's text as `rendered` has it: marked."""
         return self.marked([_assistant(text)])[0]["content"]
 
+    def cuts_special(self, text: str, place: int) -> bool:
+        """Checks whether a place of what was rendered lies inside of a special token's text."""
+        for special in self._special_texts:
+            around = len(special) - 1
+            if special in text[max(place - around, 0) : place + around]:
+                return True
+        return False
+
     def following(self, text: str, sampled_ids: Sequence[int]) -> list[int] | None:
         """Returns the ids that follow a sampled turn, where `text` is rendered behind its text.
 

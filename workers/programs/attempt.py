@@ -79,7 +79,8 @@ class Deadlines:
     """Bounds a program's own time, in seconds; None: for ever.
 
     Attributes:
-        step_s: from an answer, or its start, to its next request, or its end.
+        step_s: from an answer, or its start, to its next request, or its end; requests that are
+            refused in a row count as none.
         episode_s: all of it together.
     """
 
@@ -136,6 +137,9 @@ class Attempt:
     )
     _since: float | None = None
     _told_s: float = 0.0
+    # Its own time at the answer from which its step is counted, and whether that was a refusal.
+    _step_from_s: float = 0.0
+    _was_refused: bool = False
     _waited: float = 0.0
     _deadline: asyncio.TimerHandle | None = None
 
@@ -149,7 +153,8 @@ class Attempt:
         self._waited = self.waited()
         limits = []
         if self.deadlines.step_s is not None:
-            limits.append(self.deadlines.step_s)
+            used_s = self.used_s - self._step_from_s
+            limits.append(max(0.0, self.deadlines.step_s - used_s))
         if self.deadlines.episode_s is not None:
             limits.append(max(0.0, self.deadlines.episode_s - self.used_s))
         if limits:
@@ -288,6 +293,7 @@ class Attempt:
     def take_answer(self, number: int, answer: Answer) -> None:
         """Hands an answer on to whoever listens."""
         self.waiting.discard(number)
+        self._begin_step(is_refusal=bool(answer.refusal))
         pending = self.pending[number]
         if not pending.answered.done():
             if answer.refusal:
@@ -296,12 +302,23 @@ class Attempt:
                 # Nobody may be listening.
                 pending.answered.exception()
                 pending.delivered = True
+                # Whoever tries again asks anew.
+                pending.digest = b""
             else:
                 answer_id = f"{self.key}-{number}"
                 shown = self.recall.shown(pending.asked, answer_id, number, answer)
                 pending.answered.set_result(shown)
         if not self.waiting and not self.ending:
             self.start_clock()
+
+    def _begin_step(self, *, is_refusal: bool) -> None:
+        """Gives the program its time for a step; of refusals in a row the first does so alone.
+
+        A program that asks again and again whatever it hears would work for ever.
+        """
+        if not (is_refusal and self._was_refused):
+            self._step_from_s = self.used_s
+        self._was_refused = is_refusal
 
     def conversations(self) -> list[list[Json]]:
         """Lists the conversations that were had, each with its last answer."""

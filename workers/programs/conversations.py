@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from data.conversation import Tools, squashed
+from data.conversation import TemplateRefusal, Tools, squashed
 from data.turn_tokens import Messages, TurnTokens
 from workers.rollout.episode import Row, TurnLimits
 from workers.rollout.speaker import NOBODY, Speaker
@@ -104,11 +104,12 @@ class Conversations:
         Raises:
             TemplateRefusal: the chat template does not take the messages.
         """
-        rendered = self.tokens.rendered(messages, tools)
+        rendered = self._rendered(messages, tools)
         marks = self._marks_of(speaker)
         for mark in sorted(marks, key=lambda mark: len(mark.text), reverse=True):
             end = end_of(mark, rendered)
-            if end is None:
+            # An answer that was cut at `<` is not the beginning of the `<|im_end|>` behind another.
+            if end is None or self.tokens.cuts_special(rendered, end):
                 continue
             given = self.tokens.following(rendered[end:], mark.sampled)
             if given is None:
@@ -121,6 +122,19 @@ class Conversations:
             break
         pieces = (Piece(rendered, is_sampled=False),)
         return self._beginning(self.tokens.encode(rendered), pieces, speaker)
+
+    def _rendered(self, messages: Messages, tools: Tools) -> str:
+        """Renders a request. Raises TemplateRefusal, whatever is in it."""
+        try:
+            return self.tokens.rendered(messages, tools)
+        except TemplateRefusal:
+            raise
+        # A template is a program of the model's maker: what it makes of odd requests, nested a
+        # thousand deep for one, is that request's fault alone.
+        except Exception as error:
+            raise TemplateRefusal(
+                f"the chat template cannot render this request: {type(error).__name__}: {error}"
+            ) from error
 
     def place_ids(self, prompt_ids: Sequence[int], speaker: Speaker = NOBODY) -> Place | None:
         """Does as `place` with the ids that are to be continued."""

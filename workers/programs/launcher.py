@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -174,6 +175,7 @@ class Launcher:
     def stop(self) -> None:
         """Ends the launcher and every program that is left."""
         self._reading.cancel()
+        self._wake()
         self._socket.close()
         try:
             self._process.wait(END_S)
@@ -211,6 +213,7 @@ class Launcher:
                 os.close(file)
 
     async def _send(self, request: dict[str, Any], files: list[int]) -> None:
+        self._wake()
         data = json.dumps(request).encode()
         if files:
             while True:
@@ -222,6 +225,10 @@ class Launcher:
         else:
             await self._loop.sock_sendall(self._socket, b"+")
         await self._loop.sock_sendall(self._socket, LENGTH.pack(len(data)) + data)
+
+    def _wake(self) -> None:
+        """Lets a launcher go on that one of its programs has stopped."""
+        self._process.send_signal(signal.SIGCONT)
 
     async def _read(self) -> None:
         """Reads what the launcher says, until it is gone."""

@@ -129,6 +129,11 @@ class ProgramEpisode:
         """Finds a place for a request and has its answer sampled, or refuses it."""
         episode = self.episode
         episode.env_seconds += asked.seconds
+        unknown = self._unknown_id(asked.prompt_ids)
+        if unknown is not None:
+            size = len(self.tokens.tokenizer)
+            told = f"the token id {unknown} is none of the model's, which are 0 to {size - 1}"
+            return self._refuse(asked, "template", told)
         self._note_beginning(asked)
         max_turn = self.limits.max_turn
         if episode.ending or (max_turn is not None and len(episode.turns) >= max_turn):
@@ -160,6 +165,17 @@ class ProgramEpisode:
             self.episode.initial_messages = asked.messages or self._as_text(asked.prompt_ids)
         elif not any(turn.finish_reason for turn in self.episode.turns):
             self.episode.initial_messages = []
+
+    def _unknown_id(self, token_ids: Sequence[int]) -> int | None:
+        """Returns an id that no engine can be given; None: there is none.
+
+        A vocabulary that is padded has ids behind the tokenizer's: one that was sampled is known.
+        """
+        size = len(self.tokens.tokenizer)
+        beyond = {token for token in token_ids if token >= size}
+        for row in self.episode.rows if beyond else ():
+            beyond -= set(row.token_ids)
+        return min(beyond, default=None)
 
     def _place(self, asked: Asked) -> Place | None:
         if asked.prompt_ids:

@@ -316,6 +316,8 @@ def prctl(option: int, value: int) -> None:
 def main() -> None:
     """Imports what is named, then serves."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    # A program may have stopped this process, which then sees the trainer's end all the same.
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     control = socket.socket(fileno=int(sys.argv[1]))
     # A program that had it could speak for others, and hold it open behind this process's end.
     control.set_inheritable(False)
@@ -325,8 +327,8 @@ def main() -> None:
     for name in sys.argv[2:]:
         try:
             importlib.import_module(name)
-        # The trainer says it, and starts no program.
-        except Exception as error:
+        # The trainer says it, and starts no program; a module may be a script that ends.
+        except (Exception, SystemExit) as error:
             failures[name] = repr(error)
     if len(sys.argv) > 2:
         runpy.run_path(WARM_UP)["warm_up"]()

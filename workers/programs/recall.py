@@ -14,9 +14,12 @@ from typing import Any
 from custom.tools.calls import ToolCall
 from custom.tools.parsers import TAG, ActionParser
 from workers.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Call, Json
+from workers.programs.protocols.protocol import check_depth
 
 # Thinking at the beginning of an answer; its opening may stand in the prompt.
 THINKING = re.compile(r"^\s*(?:<think>)?(.*?)</think>", re.DOTALL)
+# How often lists and objects of a call may hold each other, which then stand in a request.
+MAX_CALL_DEPTH = 50
 # Made once: `json.dumps` makes an encoder for every message of every request.
 ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 
@@ -80,11 +83,11 @@ class Recall:
 
     def _read_calls(self, tools: list[Json], text: str, number: int) -> list[Call]:
         """Reads the tool calls in a text; one that cannot be read leaves all of it text."""
-        names = {tool.get("function", {}).get("name") for tool in tools}
+        names = {tool["function"]["name"] for tool in tools}
         found = [
             call for call in self.parser.parse(text) if call.name in names or not call.may_be_text
         ]
-        if any(call.error_kind for call in found):
+        if any(call.error_kind or not is_strict(call.arguments) for call in found):
             self.unread += 1
             return []
         return [
@@ -93,14 +96,27 @@ class Recall:
         ]
 
 
+def is_strict(arguments: Any) -> bool:
+    """Checks whether every client can read a call's arguments, and send them back.
+
+    Python's JSON has NaN and Infinity; that of other languages' clients has not.
+    """
+    try:
+        json.dumps(arguments, allow_nan=False)
+        check_depth(arguments, MAX_CALL_DEPTH)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def arguments_of(call: ToolCall, tools: list[Json]) -> str:
     """Writes a call's arguments as JSON; a text stands for the tool's one parameter."""
     if not isinstance(call.arguments, str):
         return json.dumps(call.arguments)
     for tool in tools:
-        function = tool.get("function", {})
-        if function.get("name") == call.name:
-            for name in function.get("parameters", {}).get("properties", {}):
+        function = tool["function"]
+        if function["name"] == call.name:
+            for name in (function.get("parameters") or {}).get("properties") or {}:
                 return json.dumps({name: call.arguments})
     return json.dumps({"input": call.arguments})
 

@@ -9,6 +9,7 @@ Invariant: what is no report is told as such; nothing is guessed.
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from workers.programs.exchange import Earned
 MAX_LINE_CHARS = 200
 # Metrics of one program that are kept.
 MAX_METRICS = 100
+# Some shells begin their output with it.
+BYTE_ORDER_MARK = "\ufeff"
 HINT = 'a number, {"reward": 1.0} or {"conversations": {NAME: {"reward": 1.0}}} is'
 
 
@@ -52,13 +55,14 @@ def report_of_output(output: str) -> Report:
     Raises:
         NoReward: the last line is something else, or there is none.
     """
-    lines = output.strip().splitlines()
-    if not lines:
+    # Not where else Python ends lines: a text in JSON may have U+2028 as it is.
+    lines = re.split(r"[\r\n]+", output.strip())
+    if not lines[-1]:
         raise NoReward(
             'the program wrote nothing: its last line of output is its reward, such as {"reward": '
             "1.0}; agent.program_reward=exit_code pays exit code 0"
         )
-    line = lines[-1].strip()
+    line = lines[-1].removeprefix(BYTE_ORDER_MARK).strip()
     try:
         return _read(json.loads(line))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

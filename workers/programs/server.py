@@ -10,6 +10,7 @@ bodies, headers' time and connections have limits, and an error is told in the p
 
 import asyncio
 import json
+import resource
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from custom.env_calls import check_reward
 from workers.programs.attempt import Attempt, Pending
 from workers.programs.exchange import AskedCompletion, Json
 from workers.programs.protocols import ProtocolError, protocol_of
-from workers.programs.protocols.protocol import Protocol, openai_error
+from workers.programs.protocols.protocol import Protocol, check_depth, openai_error
 from workers.programs.side_models import ask_side_model, side_model_of
 from workers.rollout.speaker import NOBODY, Speaker
 
@@ -122,7 +123,7 @@ class ProgramServer:
         """Makes what handles a new connection; one too many is closed."""
         assert self._runner is not None and self._runner.server is not None
         server = self._runner.server
-        if len(server.connections) >= MAX_CONNECTIONS:
+        if len(server.connections) >= most_connections():
             return ClosesAtOnce()
         handler = server()
         loop = asyncio.get_running_loop()
@@ -282,8 +283,19 @@ class ProgramServer:
             ) from None
         except ConnectionError:
             raise ProtocolError("the connection was closed", "closed") from None
+        except web.RequestPayloadError as error:
+            raise unreadable(error) from None
         except TimeoutError:
             raise ProtocolError(f"no whole body within {BODY_S:g} s", "timeout", 408) from None
+
+
+def most_connections() -> int:
+    """Returns how many connections may be open: of the files of this process half are for others.
+
+    A program that leaks connections would take from the rest what starts their processes.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files // 2)
 
 
 class ClosesAtOnce(asyncio.Protocol):
@@ -302,6 +314,7 @@ def read_object(body: bytes) -> Json:
         raise unreadable(error) from None
     if not isinstance(content, dict):
         raise ProtocolError("the request must be a JSON object")
+    check_depth(content)
     return content
 
 
@@ -311,7 +324,9 @@ def read_request(protocol: Protocol, content: Json) -> AskedCompletion:
         return protocol.read(content)
     except ProtocolError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise unreadable(error) from None
+    except RecursionError as error:
         raise unreadable(error) from None
 
 
@@ -333,12 +348,17 @@ def reward_header(http: web.Request) -> float | None:
 
 def speaker_of(http: web.Request) -> Speaker:
     """Returns who asks, as a request's headers name them."""
-    agent = http.headers.get(AGENT_HEADER, "")
+    agent = header_text(http, AGENT_HEADER)
     # Clients that name a session alone mean something of their own by it.
     if not agent:
         return NOBODY
-    conversation = http.headers.get(CONVERSATION_HEADER, "")
-    return Speaker(agent[:MAX_NAME_CHARS], conversation[:MAX_NAME_CHARS])
+    return Speaker(agent, header_text(http, CONVERSATION_HEADER))
+
+
+def header_text(http: web.Request, name: str) -> str:
+    """Returns a header that names somebody, which may hold bytes that are no text."""
+    text = http.headers.get(name, "")
+    return text.encode("utf-8", "replace").decode()[:MAX_NAME_CHARS]
 
 
 def list_models(attempt: Attempt) -> Json:

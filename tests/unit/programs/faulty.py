@@ -11,6 +11,7 @@ import time
 from urllib.parse import urlparse
 
 BASE = urlparse(os.environ["OPENAI_BASE_URL"])
+SAID = [{"role": "user", "content": "Hello"}]
 NOTHING_ELSE = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
 
 
@@ -107,6 +108,18 @@ def forks_that_ask() -> None:
         while True:
             ask("Still there?")
     print(1)
+
+
+def stops_its_launcher() -> None:
+    ask()
+    os.kill(os.getppid(), signal.SIGSTOP)
+    hangs()
+
+
+def asks_whatever_it_hears() -> None:
+    while True:
+        post("/chat/completions", json.dumps({"messages": SAID}).encode())
+        time.sleep(0.1)
 
 
 def closes_early() -> None:

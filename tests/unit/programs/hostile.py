@@ -42,6 +42,7 @@ MOVES = (
     "drop_answer",
     "split_space",
     "huge",
+    "odd",
 )
 SAYINGS = (
     "Yes.",
@@ -329,6 +330,17 @@ class HostilePool:
     def do_huge(self, number: int) -> None:
         self.ask([{"role": "user", "content": "the " * 400}])
 
+    def do_odd(self, number: int) -> None:
+        """No engine takes such ids, and no template such tools and roles."""
+        vocabulary = len(self.tokens.tokenizer)
+        if number % 3 == 0:
+            self.send(AskedCompletion(prompt_ids=(5, (vocabulary, 2**33, 10**30)[number // 3 % 3])))
+        elif number % 3 == 1:
+            odd: Any = ["x"]
+            self.ask(self.chosen(number), tools=odd)
+        else:
+            self.ask([{"role": 5, "content": "Hello"}])
+
 
 def play(
     moves: list[tuple[str, int]],
@@ -393,6 +405,7 @@ def check(episode: Episode, pool: HostilePool, engine: CheckableEngine) -> int:
     behind = {entry.behind for entry in episode.turns}
     for turn, (number, completion) in enumerate(in_order(engine)):
         asked = pool.asked[number]
+        assert max(asked.prompt_ids, default=0) < len(pool.tokens.tokenizer)
         if not asked.prompt_ids:
             check_reads_as_asked(pool, engine.given[f"0.{number}"], pool.recalled[number], asked)
         if number in pool.undelivered and turn not in behind:

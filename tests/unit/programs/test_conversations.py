@@ -36,6 +36,12 @@ def test_a_sampled_token_is_trained_on_once_behind_the_ids_that_the_engine_was_g
     play_and_check(name, moves, seed, lockstep)
 
 
+def test_an_answer_that_was_cut_is_not_found_in_the_end_of_an_empty_one() -> None:
+    """It reads `<`, and `</s>` is what the template has behind the other."""
+    moves = [("begin", 0)] * 4 + [("go_on", 2)]
+    play_and_check("llama2", moves, 14110, False)
+
+
 @pytest.mark.slow
 @settings(max_examples=10_000, deadline=None, suppress_health_check=QUIET)
 @given(TEMPLATE, MANY, st.integers(min_value=0, max_value=10**6), st.booleans())

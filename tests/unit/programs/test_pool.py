@@ -102,6 +102,7 @@ def test_a_program_gets_its_task_and_its_answers_and_is_paid_by_its_last_line() 
         ("floods", "", 0.5, ""),
         ("leaves_children", "", 1.0, ""),
         ("kills_its_launcher", "env_crash", None, "signal 9"),
+        ("stops_its_launcher", "env_timeout", None, "still working at its deadline"),
         ("looks_for_files", "", 3.0, ""),
         ("forks_that_ask", "", 1.0, ""),
         ("closes_early", "", 1.0, ""),
@@ -271,19 +272,51 @@ def test_a_command_that_does_not_start_is_a_crash() -> None:
     assert exited.failure == "env_crash" and "nowhere" in exited.error
 
 
+def test_a_program_that_asks_whatever_it_hears_meets_its_deadline() -> None:
+    no = Answer(refusal="ended", error="the episode has had its turns")
+    with pool_of(program("asks_whatever_it_hears"), step_s=1.0) as pool:
+        pool.reset(0, 0, 7)
+        refused = 0
+        until = time.monotonic() + 20
+        exited = None
+        while exited is None:
+            assert time.monotonic() < until, refused
+            for _, heard in pool.poll(1.0):
+                if isinstance(heard, Asked):
+                    pool.answer(0, heard.number, no if heard.number > 2 else YES)
+                    refused += heard.number > 2
+                if isinstance(heard, Exited):
+                    exited = heard
+    assert exited.failure == "env_timeout" and refused > 1
+
+
+def test_a_preloaded_module_that_ends_its_interpreter_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ends_at_once.py").write_text("raise SystemExit(3)\n")
+    variables = (("PYTHONPATH", str(tmp_path)),)
+    script = (sys.executable, FAULTY, "well")
+    spec = ProgramSpec(command=script, preload=("ends_at_once",), variables=variables)
+    with pool_of(spec) as pool:
+        error = exit_of(play(pool)).error
+    assert "cannot import ends_at_once (SystemExit(3))" in error
+
+
 def test_nothing_lives_on_when_the_trainer_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(
         "import sys, time\n"
         "from tests.unit.programs.test_pool import pool_of, program, YES, Asked\n"
-        "pool = pool_of(program('hangs'), program('ignores_signals'))\n"
+        "ways = ('hangs', 'ignores_signals', 'stops_its_launcher')\n"
+        "pool = pool_of(*map(program, ways))\n"
         "pool.reset(0, 0, 0); pool.reset(1, 1, 0)\n"
         "seen = 0\n"
-        "while seen < 2:\n"
+        "while seen < 3:\n"
         "    for key, heard in pool.poll(1.0):\n"
         "        if isinstance(heard, Asked):\n"
         "            pool.answer(key, heard.number, YES)\n"
         "            seen += 1\n"
+        "            if seen == 2:\n"
+        "                pool.reset(2, 2, 0)\n"
+        "time.sleep(0.5)\n"
         "print('plays', flush=True)\n"
         "time.sleep(100)\n"
     )
@@ -295,7 +328,8 @@ def test_nothing_lives_on_when_the_trainer_is_killed(tmp_path: Path) -> None:
     )
     assert trainer.stdout is not None and trainer.stdout.readline() == "plays\n"
     family = psutil.Process(trainer.pid).children(recursive=True)
-    assert len(family) >= 3
+    assert len(family) >= 4
+    assert any(one.status() == psutil.STATUS_STOPPED for one in family)
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.wait()
     _gone, alive = psutil.wait_procs(family, timeout=5)

@@ -115,7 +115,15 @@ def test_a_cut_completion_keeps_the_versions_of_its_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("output", "reward"),
-    [("1", 1.0), ("words\n-0.5\n\n", -0.5), ('{"reward": 2, "why": "x"}', 2.0), ("true", 1.0)],
+    [
+        ("1", 1.0),
+        ("words\n-0.5\n\n", -0.5),
+        ('{"reward": 2, "why": "x"}', 2.0),
+        ("true", 1.0),
+        ("\ufeff0.5", 0.5),
+        ('{"reward": 1, "note": "a\u2028b\x85c"}', 1.0),
+        ("10 %\r100 %\r0.5\r\n", 0.5),
+    ],
 )
 def test_the_last_line_pays(output: str, reward: float) -> None:
     assert report_of_output(output).reward == reward

@@ -257,8 +257,12 @@ def test_headers_that_do_not_come_close_their_connection(
     assert text_of(connection) == "Yes."
 
 
-def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+@pytest.mark.parametrize("files", [4, 1024])
+def test_one_connection_too_many_is_closed(
+    monkeypatch: pytest.MonkeyPatch, served: Served, files: int
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4 if files == 4 else 2)
+    monkeypatch.setattr(server.resource, "getrlimit", lambda kind: (files, files))
     held = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(2)]
     time.sleep(0.2)
     third = socket.create_connection(("127.0.0.1", served.port), timeout=5)

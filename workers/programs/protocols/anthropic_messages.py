@@ -10,6 +10,7 @@ from workers.programs.protocols.protocol import (
     ProtocolError,
     function_tool,
     positive_count,
+    role_of,
     sampling_of,
     server_sent_event,
     text_of,
@@ -77,9 +78,10 @@ def read_message(message: Json) -> list[Json]:
             results.append({**result, "tool_call_id": block["tool_use_id"]})
         elif kind not in THINKING:
             raise ProtocolError(f"content of type {kind!r} is not served here; text is")
-    if not texts and not calls:
+    # An answer of thinking alone is a message all the same: clients leave its empty text out.
+    if results and not texts and not calls:
         return results
-    read: Json = {"role": message["role"], "content": text_of(texts)}
+    read: Json = {"role": role_of(message), "content": text_of(texts)}
     if calls:
         read["tool_calls"] = calls
     return [*results, read]

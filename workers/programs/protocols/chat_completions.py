@@ -5,12 +5,13 @@ from typing import Any
 
 from workers.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 from workers.programs.protocols.protocol import (
-    ROLES,
     Protocol,
     ProtocolError,
+    checked_tool,
     openai_error,
     positive_count,
     refuse_unserved,
+    role_of,
     sampling_of,
     server_sent_event,
     text_of,
@@ -44,7 +45,7 @@ def read(body: Json) -> AskedCompletion:
     stream_options = body.get("stream_options") or {}
     return AskedCompletion(
         messages=[read_message(message) for message in body["messages"]],
-        tools=body.get("tools") or None,
+        tools=[checked_tool(tool) for tool in body.get("tools") or ()] or None,
         reads_calls=choice != "none",
         forces_call=choice == "required",
         max_tokens=positive_count(body, "max_completion_tokens", "max_tokens"),
@@ -60,8 +61,7 @@ def read(body: Json) -> AskedCompletion:
 
 def read_message(message: Json) -> Json:
     """Reads one message."""
-    role = message["role"]
-    read: Json = {"role": ROLES.get(role, role), "content": text_of(message.get("content"))}
+    read: Json = {"role": role_of(message), "content": text_of(message.get("content"))}
     calls = message.get("tool_calls")
     if calls:
         read["tool_calls"] = [

@@ -9,6 +9,10 @@ from workers.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 
 # How the roles of newer models are called in chat templates.
 ROLES = {"developer": "system"}
+# Of a value, in an error.
+SHOWN_CHARS = 200
+# How often lists and objects of a request may hold each other.
+MAX_DEPTH = 100
 TEXT_PARTS = ("text", "input_text", "output_text")
 # Settings that say how to sample; log-probs must be those of what the run samples.
 SAMPLING = (
@@ -66,6 +70,14 @@ class Protocol:
     write_error: Callable[[ProtocolError], Json]
 
 
+def role_of(message: Json) -> str:
+    """Returns a message's role, as chat templates know it."""
+    role = message["role"]
+    if not isinstance(role, str):
+        raise ProtocolError(f"a message's role is a text, not {short(role)}")
+    return ROLES.get(role, role)
+
+
 def text_of(content: Any) -> str:
     """Returns a content as text: a string, parts with text, or nothing."""
     if content is None:
@@ -91,17 +103,65 @@ def tool_call(call_id: str, name: str, arguments: Any) -> Json:
             value = json.loads(arguments)
         except ValueError:
             value = arguments
+    check_depth(value)
     function = {"name": name, "arguments": value or {}}
     return {"id": call_id, "type": "function", "function": function}
 
 
+def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
+    """Raises ProtocolError where lists and objects hold each other too often.
+
+    What is behind reads a request by functions that call themselves: templates, records, what
+    sends it to other ranks.
+    """
+    level = [value]
+    for _ in range(most):
+        held: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                held += item.values()
+            elif isinstance(item, list):
+                held += item
+        level = [item for item in held if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise ProtocolError(f"lists and objects may hold each other {most} times at most")
+
+
 def function_tool(name: str, description: str | None, parameters: Any) -> Json:
-    """Makes a tool as chat templates take it."""
+    """Makes a tool as chat templates take it. Raises ProtocolError where it is none."""
     function: Json = {"name": name}
     if description:
         function["description"] = description
     function["parameters"] = parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
+    return checked_tool({"type": "function", "function": function})
+
+
+def checked_tool(tool: Any) -> Json:
+    """Returns a tool in OpenAI's form as it is. Raises ProtocolError where it is of another."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+        raise ProtocolError(
+            f"{short(tool)} is no tool that is served here; "
+            '{"type": "function", "function": {"name": ..., "parameters": {...}}} is'
+        )
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise ProtocolError(f"a tool's name is a text, not {short(name)}")
+    parameters = function.get("parameters") or {}
+    properties = parameters.get("properties") or {} if isinstance(parameters, Mapping) else None
+    if not isinstance(properties, Mapping):
+        raise ProtocolError(
+            f"the parameters of the tool {name!r} must be a JSON schema of an object, not "
+            f"{short(parameters)}"
+        )
+    return dict(tool)
+
+
+def short(value: Any) -> str:
+    """Shows a value in an error."""
+    shown = json.dumps(value)
+    return shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]} ..."
 
 
 def sampling_of(body: Json) -> dict[str, float]:

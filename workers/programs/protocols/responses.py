@@ -5,13 +5,13 @@ from typing import Any
 
 from workers.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 from workers.programs.protocols.protocol import (
-    ROLES,
     Protocol,
     ProtocolError,
     function_tool,
     openai_error,
     positive_count,
     refuse_unserved,
+    role_of,
     sampling_of,
     server_sent_event,
     text_of,
@@ -69,7 +69,7 @@ def read_input(body: Json) -> list[Json]:
     for item in items:
         kind = item.get("type", "message")
         if kind == "message":
-            role = ROLES.get(item["role"], item["role"])
+            role = role_of(item)
             text = text_of(item["content"])
             if role == "assistant":
                 assistant_message(messages)["content"] += text
