@@ -244,6 +244,7 @@ class Attempt:
                 wants_log_probs=asked.wants_log_probs,
                 sampling=asked.sampling,
                 forces_call=asked.forces_call,
+                token_rules=asked.token_rules,
                 speaker=speaker,
                 reward=reward,
                 seconds=self._new_seconds(),

@@ -44,6 +44,7 @@ class AskedCompletion:
         tools: functions, as chat templates take them.
         reads_calls: tool calls in the answer are to be told apart from its text.
         forces_call: the client wants a call, whatever the policy would choose.
+        token_rules: names of settings by which the client wants some tokens, or forbids them.
         max_tokens: the longest answer that the client wants.
         stop: texts, any of which ends the answer.
         stream, usage_in_stream, wants_log_probs, shows_thinking: how it is to be answered.
@@ -58,6 +59,7 @@ class AskedCompletion:
     tools: list[Json] | None = None
     reads_calls: bool = True
     forces_call: bool = False
+    token_rules: tuple[str, ...] = ()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
@@ -76,7 +78,7 @@ class Asked:
 
     Attributes:
         number: of the request, counted from 1 in an attempt.
-        sampling, forces_call: what the client wants otherwise than the run, maybe.
+        sampling, forces_call, token_rules: what the client wants otherwise than the run, maybe.
         reward: of the answer behind which this request goes on; None: it says nothing of that.
         seconds: that the program worked since it was answered last.
     """
@@ -90,6 +92,7 @@ class Asked:
     wants_log_probs: bool = False
     sampling: dict[str, float] = field(default_factory=dict)
     forces_call: bool = False
+    token_rules: tuple[str, ...] = ()
     speaker: Speaker = NOBODY
     reward: float | None = None
     seconds: float = 0.0

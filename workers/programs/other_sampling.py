@@ -35,6 +35,8 @@ def other_sampling(asked: Asked, run: RunSampling) -> list[str]:
             differences.append(
                 f"{name}={value:g} is asked for, and the run samples with {values[name]:g}"
             )
+    for name in asked.token_rules:
+        differences.append(f"{name} is asked for, and the run samples whatever the policy does")
     if asked.forces_call:
         differences.append(
             "tool_choice asks for a call, and whether there is one is the policy's own choice"

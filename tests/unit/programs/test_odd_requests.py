@@ -14,8 +14,10 @@ from tests.unit.programs.test_recall import ASKED, shown
 from tests.unit.programs.test_server import Served, served, text_of
 from tests.unit.test_turn_tokens import turn_tokens
 from workers.programs.exchange import Answer, Asked
+from workers.programs.other_sampling import other_sampling
 from workers.programs.protocols import PROTOCOLS
 from workers.programs.recall import Recall
+from workers.rollout.engine import Sampling
 
 __all__ = ["served"]
 
@@ -46,6 +48,8 @@ def function(**fields: Any) -> dict[str, Any]:
         (CHAT, {"temperature": 10**400}),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"top_p": 10**400}}),
         (CHAT, function(name="add", parameters=json.loads(DEEP))),
+        (CHAT, {"stream": "no"}),
+        ("/inference/v1/generate", {"token_ids": [1], "stream": 1}),
     ],
 )
 def test_a_request_of_another_form_is_refused_and_the_next_one_is_answered(
@@ -57,6 +61,30 @@ def test_a_request_of_another_form_is_refused_and_the_next_one_is_answered(
     connection = served.send()
     served.answer(served.heard(Asked))
     assert text_of(connection) == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "rules"),
+    [
+        (CHAT, {"logit_bias": {"5": -100}, "min_tokens": 3}, ("logit_bias", "min_tokens")),
+        (CHAT, {"logit_bias": {}, "min_tokens": 0, "bad_words": None}, ()),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"allowed_token_ids": [1], "bad_words": ["x"]}},
+            ("bad_words", "allowed_token_ids"),
+        ),
+    ],
+)
+def test_rules_for_tokens_are_told_as_another_sampling_than_the_runs(
+    served: Served, path: str, body: dict[str, Any], rules: tuple[str, ...]
+) -> None:
+    connection = served.send(json.dumps({"messages": ASKED} | body).encode(), path)
+    asked = served.heard(Asked)
+    assert asked.token_rules == rules
+    told = other_sampling(asked, Sampling(max_tokens=5))
+    assert [text.partition(" ")[0] for text in told] == list(rules)
+    served.answer(asked)
+    assert connection.getresponse().status == 200
 
 
 def test_arguments_of_a_call_are_not_nested_without_end(served: Served) -> None:

@@ -13,8 +13,10 @@ from workers.programs.protocols.protocol import (
     role_of,
     sampling_of,
     server_sent_event,
+    streams,
     text_of,
     texts_to_stop_at,
+    token_rules_of,
     tool_call,
     tool_choice_of,
 )
@@ -42,10 +44,11 @@ def read(body: Json) -> AskedCompletion:
         forces_call=choice == "required",
         max_tokens=positive_count(body, "max_tokens"),
         stop=texts_to_stop_at(body.get("stop_sequences")),
-        stream=bool(body.get("stream")),
+        stream=streams(body),
         shows_thinking=thinking in ("enabled", "adaptive"),
         model=str(body.get("model") or "policy"),
         sampling=sampling_of(body),
+        token_rules=token_rules_of(body),
         ignored=ignored,
     )
 

@@ -14,8 +14,10 @@ from workers.programs.protocols.protocol import (
     role_of,
     sampling_of,
     server_sent_event,
+    streams,
     text_of,
     texts_to_stop_at,
+    token_rules_of,
     tool_call,
     tool_choice_of,
 )
@@ -39,7 +41,7 @@ def read(body: Json) -> AskedCompletion:
         )
     refuse_unserved(body, SERVED)
     choice = tool_choice_of(body)
-    ignored = [name for name in ("seed", "logit_bias") if body.get(name)]
+    ignored = ["seed"] if body.get("seed") else []
     if body.get("parallel_tool_calls") is False:
         ignored.append("parallel_tool_calls=false")
     stream_options = body.get("stream_options") or {}
@@ -50,11 +52,12 @@ def read(body: Json) -> AskedCompletion:
         forces_call=choice == "required",
         max_tokens=positive_count(body, "max_completion_tokens", "max_tokens"),
         stop=texts_to_stop_at(body.get("stop")),
-        stream=bool(body.get("stream")),
+        stream=streams(body),
         usage_in_stream=bool(stream_options.get("include_usage")),
         wants_log_probs=bool(body.get("logprobs")),
         model=str(body.get("model") or "policy"),
         sampling=sampling_of(body),
+        token_rules=token_rules_of(body),
         ignored=tuple(ignored),
     )
 

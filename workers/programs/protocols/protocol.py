@@ -24,6 +24,8 @@ SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
+# Settings that have some tokens sampled more often than the policy would, or not at all.
+TOKEN_RULES = ("logit_bias", "min_tokens", "bad_words", "allowed_token_ids", "structured_outputs")
 
 
 ToolChoice = Literal["auto", "none", "required"]
@@ -167,6 +169,19 @@ def short(value: Any) -> str:
 def sampling_of(body: Json) -> dict[str, float]:
     """Takes the sampling settings from a request, those that it sets."""
     return {name: float(body[name]) for name in SAMPLING if body.get(name) is not None}
+
+
+def token_rules_of(body: Json) -> tuple[str, ...]:
+    """Names the settings of a request that put the policy's choice of tokens under a rule."""
+    return tuple(name for name in TOKEN_RULES if body.get(name))
+
+
+def streams(body: Json) -> bool:
+    """Reads whether the answer is to come in pieces."""
+    value = body.get("stream")
+    if value is not None and not isinstance(value, bool):
+        raise ProtocolError(f"stream={short(value)} must be true or false")
+    return bool(value)
 
 
 def positive_count(body: Json, *names: str) -> int | None:

@@ -14,7 +14,9 @@ from workers.programs.protocols.protocol import (
     role_of,
     sampling_of,
     server_sent_event,
+    streams,
     text_of,
+    token_rules_of,
     tool_call,
     tool_choice_of,
 )
@@ -44,9 +46,10 @@ def read(body: Json) -> AskedCompletion:
         reads_calls=choice != "none",
         forces_call=choice == "required",
         max_tokens=positive_count(body, "max_output_tokens"),
-        stream=bool(body.get("stream")),
+        stream=streams(body),
         model=str(body.get("model") or "policy"),
         sampling=sampling_of(body),
+        token_rules=token_rules_of(body),
         ignored=ignored,
     )
 

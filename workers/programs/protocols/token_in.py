@@ -11,7 +11,9 @@ from workers.programs.protocols.protocol import (
     positive_count,
     sampling_of,
     server_sent_event,
+    streams,
     texts_to_stop_at,
+    token_rules_of,
 )
 
 
@@ -27,16 +29,17 @@ def read(body: Json) -> AskedCompletion:
     if params.get("n") not in (None, 1):
         raise ProtocolError("sampling_params.n must be 1; send the request several times")
     # Turns end at the tokens at which the run's do; token-in clients always name such tokens.
-    ignored = [name for name in ("seed", "logit_bias") if params.get(name)]
+    ignored = ("seed",) if params.get("seed") else ()
     return AskedCompletion(
         prompt_ids=tuple(ids),
         max_tokens=positive_count(params, "max_tokens"),
         stop=texts_to_stop_at(params.get("stop")),
-        stream=bool(body.get("stream")),
+        stream=streams(body),
         wants_log_probs=True,
         model=str(body.get("model") or "policy"),
         sampling=sampling_of(params),
-        ignored=tuple(ignored),
+        token_rules=token_rules_of(params),
+        ignored=ignored,
     )
 
 
