@@ -143,14 +143,6 @@ class TurnTokens:
         """Returns a sampled turn's text as `rendered` has it: marked."""
         return self.marked([_assistant(text)])[0]["content"]
 
-    def cuts_special(self, text: str, place: int) -> bool:
-        """Checks whether a place of what was rendered lies inside of a special token's text."""
-        for special in self._special_texts:
-            around = len(special) - 1
-            if special in text[max(place - around, 0) : place + around]:
-                return True
-        return False
-
     def following(self, text: str, sampled_ids: Sequence[int]) -> list[int] | None:
         """Returns the ids that follow a sampled turn, where `text` is rendered behind its text.
 
@@ -323,7 +315,7 @@ class TurnTokens:
         """
         marked = []
         for message in messages:
-            texts = self._special_texts
+            texts = self.special_texts
             if message.get("role") == "assistant":
                 texts = self._silent_texts
             marked.append(mark_specials(message, texts))
@@ -335,7 +327,7 @@ class TurnTokens:
         text = str(tools)
         known = self._known_tools.get(text)
         if known is None:
-            marked = mark_specials(tools, self._special_texts)
+            marked = mark_specials(tools, self.special_texts)
             known = MarkedTools(marked, written=str(marked))
             if len(self._known_tools) == NUM_REMEMBERED:
                 self._known_tools.clear()
@@ -474,7 +466,7 @@ class TurnTokens:
         return self.eos_token_ids.union(self.tokenizer.convert_tokens_to_ids(named), written)
 
     @cached_property
-    def _special_texts(self) -> frozenset[str]:
+    def special_texts(self) -> frozenset[str]:
         """Holds the texts that nothing but the template may make tokens of."""
         # Some models stop at an added token that is not declared special.
         added = self.tokenizer.added_tokens_decoder.items()
@@ -485,7 +477,7 @@ class TurnTokens:
     def _silent_texts(self) -> frozenset[str]:
         """Holds the special texts that no environment reads, marked in the policy's own turns."""
         to_id = self.tokenizer.convert_tokens_to_ids
-        return frozenset(text for text in self._special_texts if to_id(text) in self._silent_ids)
+        return frozenset(text for text in self.special_texts if to_id(text) in self._silent_ids)
 
 
 def _message(role: str, text: str) -> Message:

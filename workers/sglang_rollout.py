@@ -51,9 +51,6 @@ STEP_S = 0.02
 FLUSH_S = 30.0
 # To reach a server.
 CONNECT_S = 10.0
-# An idle connection is used again for so long, in seconds; servers close theirs after 5, and a
-# request that is sent meanwhile would be lost.
-KEEPALIVE_S = 2.0
 Bucket = list[tuple[str, Tensor]]
 
 
@@ -101,7 +98,7 @@ class Server:
         self.http = httpx.AsyncClient(
             base_url=base_url,
             timeout=httpx.Timeout(None, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S),
+            limits=httpx.Limits(max_connections=None),
             trust_env=False,
         )
 

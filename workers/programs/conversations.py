@@ -16,7 +16,7 @@ very ids that the engine was given. What was sampled is compared by its text, in
 does not count, because templates and clients strip it; all other text counts as it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -109,7 +109,7 @@ class Conversations:
         for mark in sorted(marks, key=lambda mark: len(mark.text), reverse=True):
             end = end_of(mark, rendered)
             # An answer that was cut at `<` is not the beginning of the `<|im_end|>` behind another.
-            if end is None or self.tokens.cuts_special(rendered, end):
+            if end is None or cuts_one_of(self.tokens.special_texts, rendered, end):
                 continue
             given = self.tokens.following(rendered[end:], mark.sampled)
             if given is None:
@@ -272,6 +272,15 @@ def end_of_piece(piece: Piece, rendered: str, start: int) -> int | None:
             return None
         place += 1
     return place
+
+
+def cuts_one_of(words: Iterable[str], text: str, place: int) -> bool:
+    """Checks whether a place of a text lies inside of one of these words."""
+    for word in words:
+        around = len(word) - 1
+        if word in text[max(place - around, 0) : place + around]:
+            return True
+    return False
 
 
 def skip_space(text: str, place: int) -> int:

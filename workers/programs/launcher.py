@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -317,7 +318,7 @@ class Launcher:
 
 def kill_marked(marks: set[str]) -> None:
     """Kills what the programs of these marks have started, where their launcher no longer does."""
-    if not marks:
+    if not marks or sys.platform != "linux":
         return
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and mark_of(int(entry.name)) in marks:

@@ -173,7 +173,9 @@ class ProgramEpisode:
         """
         size = len(self.tokens.tokenizer)
         beyond = {token for token in token_ids if token >= size}
-        for row in self.episode.rows if beyond else ():
+        if not beyond:
+            return None
+        for row in self.episode.rows:
             beyond -= set(row.token_ids)
         return min(beyond, default=None)
 

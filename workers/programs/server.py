@@ -49,6 +49,15 @@ AGENT_HEADER = "X-Agent"
 CONVERSATION_HEADER = "X-Session-ID"
 MAX_NAME_CHARS = 200
 RETRY_HEADER = "x-stainless-retry-count"
+# What a request of another form raises where it is read.
+UNREADABLE = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 class ProgramServer:
@@ -324,9 +333,7 @@ def read_request(protocol: Protocol, content: Json) -> AskedCompletion:
         return protocol.read(content)
     except ProtocolError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise unreadable(error) from None
-    except RecursionError as error:
+    except UNREADABLE as error:
         raise unreadable(error) from None
 
 
