@@ -90,7 +90,7 @@ def leaves_children() -> None:
 
 def kills_its_launcher() -> None:
     ask()
-    command = [sys.executable, "-c", "import time; time.sleep(1000)", "left-by-faulty"]
+    command = [sys.executable, "-c", "import time; time.sleep(1000)", "left-without-launcher"]
     subprocess.Popen(command, start_new_session=True, **NOTHING_ELSE)
     os.kill(os.getppid(), signal.SIGKILL)
     hangs()

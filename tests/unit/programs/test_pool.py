@@ -129,6 +129,27 @@ def test_a_faulty_program_ends_as_what_it_is_and_leaves_nothing(
         assert exit_of(play(pool, key=1, spec=1)).reward == 1.0, "others play on"
 
 
+def test_what_a_program_started_ends_though_it_killed_its_launcher() -> None:
+    """Nobody of this process's adopts it then."""
+    with pool_of(program("kills_its_launcher"), step_s=2.0) as pool:
+        assert exit_of(play(pool)).failure == "env_crash"
+        until = time.monotonic() + 5
+        left = orphans("left-without-launcher")
+        while left and time.monotonic() < until:
+            time.sleep(0.05)
+            left = orphans("left-without-launcher")
+        assert not left
+
+
+def orphans(word: str) -> list[psutil.Process]:
+    """Lists processes of this machine with a word of their command, but ended ones."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if word in (process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
 def test_a_process_of_a_program_that_still_runs_is_left_alone() -> None:
     """Its own double fork is adopted by the launcher, while another program ends."""
     with pool_of(program("leaves_children"), program("well"), program("hangs")) as pool:
@@ -189,11 +210,13 @@ def test_a_program_ends_as_its_interpreter_would_end_it(
         "sys.exit(int(sys.argv[1]))\n"
     )
     words = (sys.executable, str(script))
-    specs = [ProgramSpec(command=(*words, code), preload=preload) for code in ("256", "-1")]
+    codes = ("256", "-1", str(2**40 + 3))
+    specs = [ProgramSpec(command=(*words, code), preload=preload) for code in codes]
     with pool_of(*specs) as pool:
         exited = exit_of(play(pool))
         assert (exited.reward, exited.record["output"]) == (0.25, "joined\n0.25\n"), exited.error
         assert exit_of(play(pool, key=1, spec=1)).record["exit_code"] == 255
+        assert exit_of(play(pool, key=2, spec=2)).record["exit_code"] == 3
 
 
 def test_a_preloaded_sdk_has_made_its_first_request(tmp_path: Path) -> None:
