@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from scripts import replay
 from scripts.replay_episodes import read_episodes
 from tests.conftest import PROJECT
+from tests.e2e.test_resume import listen_to_ctrl_c
 from training.chat.command import chat_command
 from training.config.loader import ConfigError
 from training.run.signals import EndingSignals
@@ -168,8 +169,7 @@ def test_ctrl_c_ends_a_chat_with_its_record(tiny_game: Path, tmp_path: Path) -> 
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests may have it ignored, which a child inherits.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=listen_to_ctrl_c,
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("guess\n")

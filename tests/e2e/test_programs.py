@@ -24,6 +24,7 @@ from data.warn_once import warn_once
 from scripts import replay
 from tests.conftest import PROJECT
 from tests.e2e.test_agents import GRPO, endings, facts_of, fit, game_config
+from tests.e2e.test_resume import listen_to_ctrl_c
 from tests.e2e.test_training import read_steps
 from training.config.loader import ConfigError
 from training.run.episode_files import read_episodes
@@ -285,6 +286,7 @@ def test_a_model_is_served_to_programs_that_somebody_starts(
         cwd=PROJECT,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=listen_to_ctrl_c,
     )
     assert serving.stdout is not None
     try:
