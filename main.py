@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 try:
-    from data.watchdog import ATTEMPT, WATCHDOG, watching
+    from data.watchdog import WATCHDOG, watching
     from training.config import PPOConfig
     from training.config.checks import check_config
     from training.config.explain import explain_run, explain_values, sizes
     from training.config.loader import ConfigError, load_config
-    from training.modes import chosen_mode, run_mode
+    from training.modes import chosen_mode, run_mode, starters
     from training.run.exit_codes import MEND, OUT_OF_MEMORY
     from training.run.out_of_memory import MemoryKills, ran_out_of_memory
     from training.run.signals import EndingSignals, give_signals_back
@@ -86,10 +86,10 @@ def run(argv: list[str], signals: EndingSignals) -> int:
         return 2
     if planning or loaded.explain:
         return 0
-    if loaded.config.trainer.max_restarts and ATTEMPT not in os.environ:
-        from contrib.supervisor import Supervisor
-
-        return Supervisor(loaded.config, Path(__file__), argv).run()
+    for starter in starters():
+        code = starter(loaded.config, Path(__file__), argv)
+        if code is not None:
+            return code
     return run_training(loaded.config, signals, debug=DEBUG in argv)
 
 
@@ -132,7 +132,7 @@ def print_plan(config: PPOConfig) -> None:
     Raises:
         ConfigError: no plan can be made.
     """
-    from contrib.memory_plan.planner import Planner
+    from features.memory_plan.planner import Planner
 
     for problem in check_config(config, ask_hub=False):
         print(f"it would not start here: {problem}", file=sys.stderr)
@@ -147,8 +147,8 @@ def print_plan(config: PPOConfig) -> None:
 def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> int:
     """Trains and prints the report, or why the run ended in one line; returns the exit code."""
     from custom.env import BadRewardFunction
+    from features.alarms import AlarmStop
     from training.run.abort_policy import EnvironmentsFail
-    from training.run.alarms import AlarmStop
     from training.run.checkpoint_folders import CannotResume
 
     # Found before training, which may change the folder.
@@ -285,7 +285,7 @@ def print_report(run_dir: Path) -> None:
 
     A run that has none, or no room for it, ended well all the same.
     """
-    from training.run.report import write_report
+    from features.run_page.report import write_report
 
     try:
         print(write_report(run_dir))

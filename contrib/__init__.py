@@ -1,4 +1,5 @@
-"""Real features that one may delete without touching PPO.
+"""Older names of features, which stand in features/ now; nothing is defined here."""
 
-Adapters, sandbox, memory plan, supervisor, verifiers.
-"""
+from data import moved_modules
+
+moved_modules.install()

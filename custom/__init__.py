@@ -2,3 +2,7 @@
 
 Invariant: nothing here imports the trainer or its workers.
 """
+
+from data import moved_modules
+
+moved_modules.install()

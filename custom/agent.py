@@ -42,11 +42,11 @@ from custom.env_calls import (
 )
 from custom.env_factory import library_of, make_environment
 from custom.envs.dataset_row import DatasetRowEnvironment
-from custom.models import ModelError, ModelSettings, install_models
 from custom.tools import ActionParser, MultiTurnManager, Tool, ToolRegistry, get_parser, load_tools
-from custom.tools.mcp_session import McpServer
-from custom.tools.mcp_tools import add_mcp_tools
 from data.loading import load_extern_object
+from features.judges import ModelError, ModelSettings, install_models
+from features.mcp.mcp_session import McpServer
+from features.mcp.mcp_tools import add_mcp_tools
 
 RewardFn = Callable[..., float]
 
@@ -257,7 +257,7 @@ class AgentSpec:
             reward_fn.
         reward_fn: one that does not come from a file.
         max_turn, max_turn_tokens: limits of its own, in place of the config's.
-        models: what `custom.models.models` has wherever the agent lives; empty: as it is there.
+        models: what `features.judges.models` has wherever the agent lives; empty: as it is there.
     """
 
     environment: Any

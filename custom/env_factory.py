@@ -1,6 +1,6 @@
 """From a name in a config to an environment: a class of yours, or LIBRARY:ID.
 
-The environments of other libraries are played by the adapters in contrib/adapters. Invariant: a
+The environments of other libraries are played by the adapters in features/adapters. Invariant: a
 library, and the adapter to it, is imported only when one of its environments is made. What does not
 exist or takes other arguments raises a ValueError that says what is allowed; an exception inside a
 user's own environment keeps its type.
@@ -25,7 +25,7 @@ class Library:
 
     Attributes:
         package: what to install for it.
-        adapter: the class in the module of contrib/adapters that is named like the library.
+        adapter: the class in the module of features/adapters that is named like the library.
         own_process: its environments live in processes of their own unless the config says
             otherwise: they execute the policy's text, draw from global generators, or hang.
         network: those processes keep the network.
@@ -99,7 +99,7 @@ def _make_of_library(library: str, source: str, kwargs: dict[str, Any]) -> Any:
     about = LIBRARIES[library]
     try:
         importlib.import_module(about.module or library)
-        adapter = load_object(f"contrib.adapters.{library}:{about.adapter}", "environment")
+        adapter = load_object(f"features.adapters.{library}:{about.adapter}", "environment")
     except ImportError as error:
         raise ValueError(
             f"environment {source} needs the package: pip install {about.package}"

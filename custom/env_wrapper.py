@@ -3,7 +3,7 @@
 They live in `custom.adapters`; nothing is defined here.
 """
 
-from contrib.adapters.gymnasium import GymnasiumEnvironment
-from contrib.adapters.reasoning_gym import ReasoningGymEnvironment
-from contrib.adapters.textarena import TextArenaEnvironment
 from custom.env_factory import make_environment
+from features.adapters.gymnasium import GymnasiumEnvironment
+from features.adapters.reasoning_gym import ReasoningGymEnvironment
+from features.adapters.textarena import TextArenaEnvironment

@@ -2,7 +2,7 @@
 
 For a data source of your own set `custom_reward_function.path`, or add a rule here: a function, and
 a branch in `default_compute_score`. Invariant: a rule reads text and returns a number; it never
-sees tokens. Packages' verifiers judge in a process of their own (contrib/verifier_process.py), as
+sees tokens. Packages' verifiers judge in a process of their own (custom/verifier_process.py), as
 some of them execute what the policy wrote.
 """
 
@@ -206,13 +206,6 @@ def score_reasoning_gym(name: str, solution_str: str, extra_info: dict[str, Any]
 
 def score_by_verifier(package: str, task: str, answer: str, entry: str) -> float:
     """Scores by a package's verifier, in its process; `entry` is the task's entry as JSON."""
-    try:
-        from contrib.verifier_process import verifier_process
-    except ModuleNotFoundError as error:
-        if error.name not in ("contrib", "contrib.verifier_process"):
-            raise
-        raise ImportError(
-            "this data_source's rule needs contrib/verifier_process.py, which is not there: put it "
-            "back, or set custom_reward_function.path to a file with your compute_score"
-        ) from error
+    from custom.verifier_process import verifier_process
+
     return verifier_process(package).score(task, answer, entry)

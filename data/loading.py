@@ -16,11 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from data.names import did_you_mean
-from data.verl_modules import verl_import_problem
 
 # The project's own code, installed packages and Python's own; every other file is a user's.
 _PROJECT = Path(__file__).resolve().parents[1]
-_OWN_FOLDERS = ("data", "custom", "training", "workers", "contrib", "setup")
+_OWN_FOLDERS = ("data", "custom", "training", "workers", "features", "contrib", "setup")
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARIES = [Path(sysconfig.get_path("stdlib")), *(_PROJECT / name for name in _OWN_FOLDERS)]
 # Reentrant, because a file may load others.
@@ -137,6 +136,8 @@ def _execute(file: Path, path: str) -> ModuleType:
 def _raise_import_of_verl(error: BaseException) -> None:
     """Raises ValueError where a user's file failed because it imports from verl."""
     if isinstance(error, ModuleNotFoundError):
+        from features.verl.verl_modules import verl_import_problem
+
         problem = verl_import_problem(error)
         if problem is not None:
             raise ValueError(problem) from error

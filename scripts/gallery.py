@@ -142,8 +142,8 @@ def take(browser: Browser, run: Path, picture: Picture) -> None:
     file = (run / path).resolve()
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file} is not there: python -m training.run.report {run} and python -m "
-            f"training.run.episodes {run} make the pages"
+            f"{file} is not there: python -m features.run_page.report {run} and python -m "
+            f"features.viewer.command {run} make the pages"
         )
     browser.open(f"{file.as_uri()}#{rest}" if rest else file.as_uri())
     browser.wait("document.readyState === 'complete' && document.body.innerText.trim() !== ''")

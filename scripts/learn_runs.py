@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from data.protocol import DataProto
+from features.run_page.report import REWARD_KEY, read_metrics
 from training.building import build_trainer
 from training.config.loader import load_config
 from training.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-from training.run.report import REWARD_KEY, read_metrics
 
 PROJECT = Path(__file__).resolve().parent.parent
 FOLDER = PROJECT / "outputs/learn_table"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.verl_modules import rewritten, translate
+from features.verl.verl_modules import rewritten, translate
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Evaluates a model from a script: what `python main.py CONFIG.yaml --eval MODEL` does.
 
-Invariant: it only reads a config's objects, and calls `training.evaluation`.
+Invariant: it only reads a config's objects, and calls `features.evaluation.evaluation`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from features.evaluation.config import with_samples
+from features.evaluation.evaluated_model import find_model
+from features.evaluation.evaluation import (
+    PASS_REWARD,
+    evaluate_model,
+    output_folder,
+    write_evaluation,
+)
 from setup.trainer import RayPPOTrainer
 from training.config.loader import read_config
-from training.evaluation import PASS_REWARD, evaluate_model, output_folder, write_evaluation
-from training.evaluation_config import with_samples
-from training.run.evaluated_model import find_model
 
 # Tasks of an environment that has no rows, unless another number is asked for.
 TASKS = 100

@@ -60,7 +60,7 @@ def starts_after(item: pytest.Item) -> int:
     group = worker_group(item)
     if group in FIRST_GROUPS:
         return FIRST_GROUPS.index(group)
-    is_unit = group.startswith("unit/")
+    is_unit = group.startswith(("unit/", "features/")) and "/runs/" not in group
     return len(FIRST_GROUPS) + int(is_unit)
 
 

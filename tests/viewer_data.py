@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from training.run.episodes import main
+from features.viewer.command import main
 
 CALL = re.compile(r'viewerData\("([\w/]+)","([\w+/=]+)"\);\n')
 

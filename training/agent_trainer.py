@@ -19,6 +19,7 @@ from custom.agent import AgentSpec
 from custom.env_suite import EnvironmentSuite
 from data.loading import load_extern_object
 from data.protocol import DataProto
+from features.programs.spec import ProgramSpec
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
@@ -34,7 +35,6 @@ from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
 from workers.environments.names import environment_name, environment_source
 from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs
-from workers.programs.spec import ProgramSpec
 from workers.rollout.episode_descriptions import describe_episodes
 
 # Of an episode metric's names, those that validation shows too begin with one of these.

@@ -9,17 +9,17 @@ from typing import Any
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from custom.models import install_models
-from custom.models.usage import USAGE
+from custom.model_usage import USAGE
 from data.loading import load_extern_object
 from data.prompt_files import read_rows
 from data.rl_dataset import create_dataset
+from features.judges import install_models
+from features.judges.trial import try_models
 from training.agent_trainer import AgentTrainer
 from training.config import DataConfig, ModelConfig, PPOConfig
 from training.config.loader import ConfigError, read_config
 from training.config.model_settings import model_settings
 from training.config.resources.user_code import load_custom_algorithm
-from training.model_trial import try_models
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction, load_reward_manager
 from training.reward_trial import try_reward

@@ -14,19 +14,19 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from custom.env import BadEnvironment, Message, Task
-from custom.models.errors import UnknownModel
 from custom.trial import MAX_TRIAL_S, Trial
 from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import ATTEMPT
+from features.judges.errors import UnknownModel
+from features.judges.trial import with_cause_first
+from features.programs.spec import ProgramSpec
+from features.programs.trial import try_programs
 from training.config import PPOConfig
 from training.config.loader import ConfigError
-from training.model_trial import with_cause_first
-from training.program_trial import try_programs
 from workers.environments.names import CannotBuild, environment_name, environment_source
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
 from workers.multi_turn_rollout import open_pool, reward_problems
-from workers.programs.spec import ProgramSpec
 
 logger = logging.getLogger(__name__)
 

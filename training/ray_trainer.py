@@ -26,6 +26,8 @@ from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
 from data.seeds import sample_ids, step_info
 from data.watchdog import WATCHDOG
+from features.alarms import Alarms
+from features.records.episode_recorder import EpisodeRecorder
 from training.advantage import apply_kl_penalty as apply_kl_penalty
 from training.advantage import compute_advantage as compute_advantage
 from training.advantage import compute_response_mask as compute_response_mask
@@ -44,7 +46,6 @@ from training.episode_batches import (
 from training.generation import StepGenerator
 from training.reward import RewardFunction, lend_tokenizer
 from training.rollout_mismatch import read_mismatch
-from training.run.alarms import Alarms
 from training.run.checkpoint import CheckpointSaver
 from training.run.checkpoint_contents import ACTOR, DriverSnapshot, DriverState, load_driver_state
 from training.run.checkpoint_folders import find_checkpoint, set_aside
@@ -55,7 +56,6 @@ from training.run.data_position import (
     open_row_stream,
 )
 from training.run.episode_files import dump
-from training.run.episode_recorder import EpisodeRecorder
 from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.step_metrics import compute_step_metrics
 from training.run.progress import Progress

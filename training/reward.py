@@ -20,11 +20,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from custom.env_calls import takes_keyword
-from custom.models import install_models
 from custom.reward_manager import NaiveRewardManager, get_reward_manager_cls
 from data.loading import load_extern_object
 from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.protocol import DataProto
+from features.judges import install_models
 from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
 from training.config.model_settings import model_settings

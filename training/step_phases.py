@@ -20,6 +20,7 @@ from custom.reward_managers.unscored import UNSCORED
 from data.outcome_rewards import move_to_sampled_tokens
 from data.protocol import DUMMY_UID, DataProto
 from data.seeds import seed_for
+from features.records.token_record import UpdateRecord
 from training.advantage import apply_kl_penalty, compute_advantage
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows, observation_mask
@@ -32,7 +33,6 @@ from training.rollout_correction import apply_correction
 from training.rollout_mismatch import measure_mismatch
 from training.run.abort_policy import UnscoredWatch
 from training.worker_groups import WorkerGroups
-from workers.model.token_record import UpdateRecord
 
 Metrics = dict[str, float]
 # Rewards (B, R), and further values by name, one a row.

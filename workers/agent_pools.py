@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from custom.agent import AgentSpec
 from custom.confine import Limits
+from features.programs.play import ProgramPlayer
+from features.programs.spec import ProgramSpec
 from training.config import PPOConfig
 from workers.environments.pool import EnvironmentPool
-from workers.programs.play import ProgramPlayer
-from workers.programs.spec import ProgramSpec
 from workers.ranks.worker_host import LOOPBACK
 from workers.rollout.episode import Player
 
 if TYPE_CHECKING:
-    from workers.programs.mixed_pool import MixedPool
-    from workers.programs.pool import ProgramPool
+    from features.programs.mixed_pool import MixedPool
+    from features.programs.pool import ProgramPool
 
 AgentSpecs = Sequence[AgentSpec | ProgramSpec]
 
@@ -52,8 +52,8 @@ def open_program_pool(
         port: of their server; 0: any that is free.
     """
     # It needs aiohttp, which runs without programs do without.
-    from workers.programs.attempt import Deadlines
-    from workers.programs.pool import ProgramPool
+    from features.programs.attempt import Deadlines
+    from features.programs.pool import ProgramPool
 
     return ProgramPool(
         specs,
@@ -87,7 +87,7 @@ def open_mixed_pool(
     """Opens the pool of the config's environments and programs."""
     if not any(isinstance(spec, ProgramSpec) for spec in specs):
         return open_pool(config, specs)
-    from workers.programs.mixed_pool import MixedPool
+    from features.programs.mixed_pool import MixedPool
 
     def make_environments(agents: list[AgentSpec], replies: Any) -> EnvironmentPool:
         return open_pool(config, agents, replies=replies)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from custom.agent import AgentSpec
 from data.protocol import DataProto
 from data.turn_tokens import encode_chat
+from features.records.token_record import TokenRecorder, UpdateRecord
 from training.config import ActorRolloutRefConfig, BatchPlan, FSDPConfig, PPOConfig
 from workers.critic_worker import CriticWorker as CriticWorker
 from workers.dp_actor import DataParallelPPOActor
@@ -35,7 +36,6 @@ from workers.model.loss_fields import (
 from workers.model.movement import moved_tensors, sample_numbers
 from workers.model.packing_check import check_forward
 from workers.model.policy_model import PolicyModel, PolicyValueModel
-from workers.model.token_record import TokenRecorder, UpdateRecord
 from workers.multi_turn_rollout import AgentRollout
 from workers.ranks import memory, offload, process_groups, sharding, worker_process
 from workers.ranks.dispatch import Dispatch, register

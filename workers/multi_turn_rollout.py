@@ -21,12 +21,16 @@ import torch.distributed as dist
 from custom.agent import AgentSpec
 from custom.env import Task
 from custom.env_suite import EnvironmentSuite
-from custom.models.usage import USAGE
-from custom.tools.mcp_session import McpServer
+from custom.model_usage import USAGE
 from data.array_ops import object_array
 from data.protocol import DataProto
 from data.seeds import step_info
 from data.turn_tokens import Tools, TurnTokens
+from features.mcp.mcp_session import McpServer
+from features.programs.spec import ProgramSpec
+from features.programs.with_verifiers.spec import verifiers_spec
+from features.records.row_records import row_records
+from features.records.token_origins import TokenOrigins
 from training.config import PPOConfig
 from training.config.loader import ConfigError
 from training.config.model_settings import model_settings
@@ -36,16 +40,12 @@ from workers.agent_pools import AgentSpecs, open_mixed_pool, program_players
 from workers.agent_pools import open_pool as open_pool
 from workers.environments.names import environment_name
 from workers.environments.pool import EnvironmentPool
-from workers.programs.spec import ProgramSpec
-from workers.programs.with_verifiers.spec import verifiers_spec
 from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout.episode_records import encode_record, episode_facts, episode_record
 from workers.rollout.failure_policy import apply_failure_policy
-from workers.rollout.row_records import row_records
-from workers.rollout.token_origins import TokenOrigins
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 

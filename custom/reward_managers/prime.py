@@ -17,12 +17,12 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from custom.env import RewardFunctionRaised
-from custom.models import installed_models
-from custom.models.usage import USAGE
+from custom.model_usage import USAGE
 from custom.reward_managers.naive import NaiveRewardManager, Sample
 from custom.reward_managers.prime_process import Scored, begin_process, score_from_file
 from custom.reward_managers.registry import register_reward_manager
 from data.watchdog import beat
+from features.judges import installed_models
 
 logger = logging.getLogger(__name__)
 

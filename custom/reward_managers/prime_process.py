@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from custom.confine import die_with_parent
-from custom.models import ModelError, ModelSettings, install_models
-from custom.models.usage import USAGE, Counts
+from custom.model_usage import USAGE, Counts
 from custom.reward_managers.unscored import Unscored
 from data.loading import load_extern_object
+from features.judges import ModelError, ModelSettings, install_models
 
 
 class Scored(NamedTuple):

@@ -2,7 +2,7 @@
 
     definition         what a tool is: Tool, ToolDefinition, ToolError
     environment_step   the environment's step as a tool
-    calculator         the tool that comes along; `python` is contrib/sandbox
+    calculator         the tool that comes along; `python` is features/sandbox
     parsers            from a text to calls; json_values decodes what they find
     calls, execution   a call, its record; arguments checked and a tool's code run
     registry, turns    single calls, and whole turns of them

@@ -15,7 +15,7 @@ from data.names import did_you_mean
 
 BUILTIN_TOOLS = {
     "calculator": "custom.tools.calculator:CalculatorTool",
-    "python": "contrib.sandbox.python_tool:PythonTool",
+    "python": "features.sandbox.python_tool:PythonTool",
     "environment_step": "custom.tools.environment_step:EnvironmentStepTool",
 }
 

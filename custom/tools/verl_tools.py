@@ -158,7 +158,7 @@ def initialize_tools_from_config(tools_config_file: str) -> list[Any]:
 
 def _entries(path: str) -> Any:
     """Reads the entries of a file of verl's form."""
-    # Parsers of tool calls are read where omegaconf is not (workers/programs/verifiers).
+    # Parsers of tool calls are read where omegaconf is not (features/programs/verifiers).
     from omegaconf import OmegaConf
 
     return OmegaConf.load(path).tools

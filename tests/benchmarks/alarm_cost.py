@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
+from features.alarms import Alarms
 from training.building import build_trainer
 from training.config.loader import load_config
-from training.run.alarms import Alarms
 from workers import dp_actor, dp_critic, fsdp_workers
 from workers.model import gradient_alignment, gradient_sum, movement, update_loop
 

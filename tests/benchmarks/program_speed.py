@@ -30,11 +30,11 @@ import psutil
 from custom.agent import AgentSpec
 from data.seeds import step_info
 from examples.prepare_tiny_prompts import make_tokenizer
+from features.programs.spec import ProgramSpec
 from tests.benchmarks.same_agent import FIRST, NEXT, Same
 from training.config import AgentConfig, DataConfig, PPOConfig, RolloutConfig
 from training.config.schema.agent import EnvironmentChoice
 from workers.multi_turn_rollout import AgentRollout
-from workers.programs.spec import ProgramSpec
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode_descriptions import describe_episodes

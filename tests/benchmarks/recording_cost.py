@@ -21,12 +21,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+from features.records.episode_recorder import EpisodeRecorder
+from features.records.token_origins import TokenOrigins
+from features.records.token_record import TokenRecorder
 from training.building import build_trainer
 from training.config.loader import load_config
-from training.run.episode_recorder import EpisodeRecorder
 from workers import multi_turn_rollout
-from workers.model.token_record import TokenRecorder
-from workers.rollout.token_origins import TokenOrigins
 
 PARTS = (
     (TokenOrigins, "of_episode"),

@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from features.run_page.content import make_content
+from features.run_page.html import write_html
+from features.run_page.run_folder import RunFolder
 from scripts.browser import Browser, what_is_missing
-from training.run.page.content import make_content
-from training.run.page.html import write_html
-from training.run.page.run_folder import RunFolder
 
 KNOWN = ("critic/score/mean", "actor/entropy", "actor/grad_norm", "timing_s/step", "timing_s/gen")
 # Pages that are written; the shortest counts.

@@ -40,7 +40,7 @@ def size(folder: Path) -> int:
 def build(folder: Path) -> tuple[float, float]:
     """Makes the viewer in a process of its own; returns its seconds and its peak memory, MiB."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "training.run.episodes", str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "features.viewer.command", str(folder)], check=True)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return time.perf_counter() - began, peak
 

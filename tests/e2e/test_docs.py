@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 import main
+from features.export.export import main as export
+from features.viewer.command import main as make_viewer
 from tests.conftest import PROJECT
-from training.run.episodes import main as make_viewer
-from training.run.export import main as export
 from training.run.signals import EndingSignals
 
 DOCS = sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "docs").glob("*.md"))
@@ -60,17 +60,23 @@ ELSEWHERE = {
     "python examples/prepare_quickstart.py": "--help",
     "python examples/prepare_tiny_prompts.py": "--help",
     "python examples/prepare_game.py": "tests/unit/test_prepare_game.py",
-    "python scripts/verl_imports.py": "tests/unit/test_verl_modules.py",
+    "python scripts/verl_imports.py": "tests/features/verl/test_verl_modules.py",
     "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
-    "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/e2e/test_pages_run.py",
-    "python main.py CONFIG.yaml agent.command=": "tests/e2e/test_programs.py",
-    "python main.py CONFIG.yaml --serve": "tests/e2e/test_programs.py",
-    "python main.py CONFIG.yaml agent.mcp_servers.": "tests/e2e/test_worlds.py",
-    "python main.py CONFIG.yaml agent.models.": "tests/e2e/test_side_models.py",
-    "python main.py CONFIG.yaml trainer.launcher=ray agent.": "tests/e2e/test_ray_programs.py",
-    "python main.py CONFIG.yaml agent.environment.name=openenv:": "tests/e2e/test_worlds.py",
-    "python main.py CONFIG.yaml agent.verifiers.": "tests/e2e/test_verifiers_programs.py",
-    "python main.py ARGS": "tests/unit/config/test_verl_keys.py",
+    "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/features/run_page/runs/test_pages_run.py",
+    "python main.py CONFIG.yaml agent.command=": "tests/features/programs/runs/test_programs.py",
+    "python main.py CONFIG.yaml --serve": "tests/features/programs/runs/test_programs.py",
+    "python main.py CONFIG.yaml agent.mcp_servers.": "tests/features/adapters/runs/test_worlds.py",
+    "python main.py CONFIG.yaml agent.models.": "tests/features/judges/runs/test_side_models.py",
+    "python main.py CONFIG.yaml trainer.launcher=ray agent.": (
+        "tests/features/programs/runs/test_ray_programs.py"
+    ),
+    "python main.py CONFIG.yaml agent.environment.name=openenv:": (
+        "tests/features/adapters/runs/test_worlds.py"
+    ),
+    "python main.py CONFIG.yaml agent.verifiers.": (
+        "tests/features/programs/runs/test_verifiers_programs.py"
+    ),
+    "python main.py ARGS": "tests/features/verl/test_verl_keys.py",
     "python main.py configs/tiny_prompts.yaml custom_algorithm=": "tests/e2e/test_trainer.py",
     "python -m training.run.metric_names": "tests/unit/test_metric_names.py",
     "python scripts/bias_table.py": "tests/unit/test_bias.py",
@@ -80,11 +86,11 @@ ELSEWHERE = {
     "export RAY_AUTH_MODE": "tests/e2e/test_nodes.py",
     "source .venv/bin/activate": "scripts/setup_env.sh",
     "python -m sglang.launch_server": "tests/e2e/test_sglang.py",
-    "python scripts/replay.py RUN_DIR/chats": "tests/e2e/test_chat.py",
+    "python scripts/replay.py RUN_DIR/chats": "tests/features/chat/runs/test_chat.py",
     "python -m venv": "docs/trackers.md",
 }
 # What is done with a run that has ended: parts of such commands, and what stands for the run.
-AFTER_TRAINING = ("training.run.episodes", "training.run.export", "--eval", "--chat")
+AFTER_TRAINING = ("features.viewer.command", "features.export.export", "--eval", "--chat")
 RUNS = re.compile(
     r"^(outputs/quickstart/run|outputs/one|outputs/other|RUN_DIR)(/global_step_130)?$"
 )
@@ -154,7 +160,7 @@ def test_a_command_of_the_docs_runs(
         assert "usage" in run(*words, "--help")
     elif "training.config.reference" in command:
         assert run(*words) == (PROJECT / "configs/ppo_trainer.yaml").read_text()
-    elif "training.run.report" in command:
+    elif "features.run_page.report" in command:
         assert "page: " in run(*with_own_runs(words, tmp_path))
     elif any(part in command for part in AFTER_TRAINING):
         # Of a person who leaves at once.
@@ -193,7 +199,7 @@ def run_after_training(words: list[str], ended_run: Path, game: Path, folder: Pa
     if words[1] == "main.py":
         tiny = ["agent.val_length=6", f"actor_rollout_ref.model.path={game}/model"]
         assert main.run([*given[1:], "--out", str(folder / "out"), *tiny], EndingSignals()) == 0
-    elif "training.run.episodes" in words:
+    elif "features.viewer.command" in words:
         assert make_viewer(given[2:]) == 0
     else:
         assert export(given[2:]) == 0

@@ -14,10 +14,10 @@ import pytest
 
 import main
 from data.watchdog import STALLED
+from features.run_page.events import read_events
 from tests.conftest import PROJECT
 from tests.e2e.test_resume import listen_to_ctrl_c, own_environment, steps_logged
 from tests.e2e.test_training import read_steps, tiny_argv
-from training.run.events import read_events
 from training.run.signals import EndingSignals
 
 # Reads its name from a file, and does each of what is written there once, at the call that stands

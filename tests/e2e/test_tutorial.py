@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import main
+from features.run_page import report
 from scripts import replay
 from tests.conftest import PROJECT
-from training.run import report
 from training.run.signals import EndingSignals
 
 PAGE = (PROJECT / "docs/tutorial.md").read_text()
@@ -67,7 +67,7 @@ def carry_out(command: str, folder: Path) -> None:
         assert main.run(words[2:], EndingSignals()) == 0, command
     elif words[1] == "scripts/replay.py":
         assert replay.main(words[2:]) == 0, command
-    elif words[1:3] == ["-m", "training.run.report"]:
+    elif words[1:3] == ["-m", "features.run_page.report"]:
         assert "reward" in report.write_report(Path(words[3]))
     elif (folder / words[1]).is_file():
         runpy.run_path(words[1], run_name="__main__")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import contrib.verifier_process
-from contrib.verifier_process import VerifierProcess
+import custom.verifier_process
 from custom.reward_score import default_compute_score
+from custom.verifier_process import VerifierProcess
 from tests.conftest import PROJECT
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
@@ -57,7 +57,7 @@ def test_what_the_policy_writes_runs_in_another_process_without_a_network(tmp_pa
 def test_an_answer_that_never_ends_scores_0_and_the_next_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contrib.verifier_process, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(custom.verifier_process, "DEADLINE_S", 1.0)
     judged = VerifierProcess()
     entry = entry_of("countdown")
     judged.score("countdown", "1", entry)
@@ -80,7 +80,7 @@ def test_an_answer_that_runs_code_scores_0_and_shifts_no_other(
     attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """binary_matrix evaluates an answer as Python."""
-    monkeypatch.setattr(contrib.verifier_process, "DEADLINE_S", 1.5)
+    monkeypatch.setattr(custom.verifier_process, "DEADLINE_S", 1.5)
     judged, entry = VerifierProcess(), entry_of("binary_matrix")
     truth = json.loads(entry)["answer"]
     assert judged.score("binary_matrix", truth, entry) == 1.0
@@ -104,15 +104,15 @@ def test_the_process_is_found_where_the_packages_are_installed_and_from_any_fold
     tmp_path: Path,
 ) -> None:
     site = tmp_path / "site-packages"
-    for package in ("contrib", "custom", "data"):
+    for package in ("custom", "data"):
         shutil.copytree(PROJECT / package, site / package)
     elsewhere = tmp_path / "elsewhere"
     # A package of the same name in the working directory is not taken for ours.
-    (elsewhere / "contrib").mkdir(parents=True)
-    (elsewhere / "contrib/__init__.py").touch()
+    (elsewhere / "custom").mkdir(parents=True)
+    (elsewhere / "custom/__init__.py").touch()
     code = (
         f"import sys; sys.path.insert(0, {str(site)!r})\n"
-        "from contrib.verifier_process import ROOT, VerifierProcess\n"
+        "from custom.verifier_process import ROOT, VerifierProcess\n"
         f"entry = {entry_of('chain_sum')!r}\n"
         "import json\n"
         "answer = json.loads(entry)['answer']\n"
@@ -128,14 +128,3 @@ def test_the_process_is_found_where_the_packages_are_installed_and_from_any_fold
         check=True,
     )
     assert done.stdout.split() == [str(site.resolve()), "1.0"]
-
-
-def test_without_its_file_the_rule_says_in_one_sentence_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "contrib.verifier_process", None)
-    with pytest.raises(
-        ImportError, match=r"needs contrib/verifier_process\.py, which is not there"
-    ):
-        default_compute_score("lighteval/MATH", "4", "4")
-    assert default_compute_score("openai/gsm8k", "#### 4", "4") == 1.0

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrib.adapters.gymnasium_spaces import space_to_text
 from custom.env import BadEnvironment, BaseEnvironment, EnvironmentConfig, StepResult, Trajectory
 from custom.env_calls import check_observation, cut_middle, reset_environment, step_environment
 from custom.env_factory import make_environment
@@ -21,6 +20,7 @@ from custom.envs.simple_game import SimpleGameEnvironment
 from custom.envs.text_adventure import TextAdventure
 from custom.envs.tool_arithmetic import ToolArithmetic, ToolArithmeticConfig
 from custom.own_generators import OwnGenerators
+from features.adapters.gymnasium_spaces import space_to_text
 from tests.conftest import PROJECT
 
 

@@ -18,6 +18,7 @@ from custom.agent import AgentSpec
 from custom.env import BaseEnvironment, Message
 from data.packed_arrays import unpack_array
 from data.turn_tokens import TurnTokens
+from features.records.row_records import row_records
 from scripts.replay import row_of
 from workers.environments.reply import StepReply
 from workers.environments.server import EnvServer
@@ -33,7 +34,6 @@ from workers.rollout.episode import (
     anchor_of,
     play_episode,
 )
-from workers.rollout.row_records import row_records
 
 LIMITS = TurnLimits(
     prompt_length=16, response_length=40, max_model_len=56, max_turn=3, max_turn_tokens=4

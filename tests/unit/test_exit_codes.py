@@ -20,12 +20,12 @@ import pytest
 
 import main
 from data.watchdog import NOT_WATCHING, STALLED, WATCHDOG, WatchdogSettings
+from features.alarms import AlarmStop
 from tests.conftest import PROJECT
 from training.config import PPOConfig
 from training.config.loader import ConfigError
 from training.run import out_of_memory
 from training.run.abort_policy import EnvironmentsFail
-from training.run.alarms import AlarmStop
 from training.run.checkpoint import CheckpointError
 from training.run.checkpoint_folders import CannotResume
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
@@ -158,7 +158,7 @@ sys.exit(3)
 SUPERVISE = """
 import sys
 from pathlib import Path
-from contrib.supervisor import Supervisor
+from features.supervisor.supervisor import Supervisor
 from training.config.loader import load_config
 words = [f"trainer.default_local_dir={sys.argv[1]}/run", "trainer.max_restarts=1"]
 config = load_config([sys.argv[3], *words], check=False).config

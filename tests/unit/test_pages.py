@@ -16,7 +16,7 @@ FIRST_LINES = 25
 COMMAND = re.compile(r"^    (\w+=\S+ )*(python|make|source) ", re.M)
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
 NAMED_FILE = re.compile(
-    r"`((?:training|workers|custom|contrib|data|examples|scripts|configs|tests)/[\w/]+\.\w+)`"
+    r"`((?:training|workers|custom|features|contrib|data|examples|scripts|configs|tests)/[\w/]+\.\w+)`"
 )
 
 

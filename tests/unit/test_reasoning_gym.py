@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from contrib.verifier_process import judge
 from custom.env_calls import Abandoned, reset_environment, step_environment
 from custom.env_factory import make_environment
 from custom.reward_score import default_compute_score
+from custom.verifier_process import judge
 
 # What a policy may write and games, parsers and verifiers stumble over.
 ODD_TEXTS = (

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import PROJECT
 
-PACKAGES = ("setup", "data", "training", "workers", "custom", "contrib")
+PACKAGES = ("setup", "data", "training", "workers", "custom", "features")
 # Rooms from the ground up, a module belonging to the longest name that fits: each may import what
 # is at or below it.
 ROOMS = (
@@ -23,14 +23,14 @@ ROOMS = (
     "custom.env_calls",
     "custom.confine",
     "custom.loop_thread",
-    "custom.models",
-    "contrib.verifier_process",
+    "features.judges",
+    "custom.verifier_process",
     "custom.reward_score",
     "custom.env_factory",
-    "contrib.adapters",
+    "features.adapters",
     "custom.adapters",
     "custom.tools",
-    "contrib.sandbox",
+    "features.sandbox",
     "custom.tools.builtin",
     "custom.tools.walls",
     "custom",

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-import contrib.sandbox.python_snippet
+import features.sandbox.python_snippet
 from custom.env import BadEnvironment, BaseEnvironment, StepResult
 from custom.tools import (
     UNKNOWN,
@@ -36,7 +36,7 @@ from custom.tools.parsers import ToolCall, get_parser
 from custom.tools.registry import MAX_HANGING
 from custom.tools.turns import MAX_CALLS
 
-RUNNER = Path(contrib.sandbox.python_snippet.__file__)
+RUNNER = Path(features.sandbox.python_snippet.__file__)
 
 
 class Echo(Tool):

@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 from custom.agent import Agent, AgentSpec
 from custom.env import BaseEnvironment
 from custom.env_factory import make_environment
-from custom.models import ModelSettings, install_models, models
 from custom.trial import GARBAGE, Trial, play_trial
 from data.watchdog import ATTEMPT
+from features.judges import ModelSettings, install_models, models
 from training import environment_trial
 from training.config import AgentConfig, DataConfig, PPOConfig
 from training.config.loader import ConfigError

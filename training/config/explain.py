@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parents[2]
 # Where settings are read; of files that fit alike the first one counts.
-FOLDERS = ("workers", "training", "custom", "data", "contrib", "examples")
+FOLDERS = ("workers", "training", "custom", "data", "features", "examples")
 # They look at settings to check, plan, watch or show, and are named where nothing else reads one.
 ONLOOKERS = (
     "training/config/",
-    "training/run/alarms",
-    "contrib/",
+    "features/",
     "examples/",
 )
 # What a section may be called, beside its own name, where its settings are read.

@@ -17,12 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.names import did_you_mean, nearest_name, same_words
-from training.config.command_line import Override
-from training.config.leaves import Leaf, leaves
-from training.config.schema.ppo import PPOConfig
-from training.config.section import PROJECT_ROOT, located
-from training.config.values import parse
-from training.config.verl_keys import (
+from features.verl.verl_keys import (
     NULL_MEANS_NOTHING,
     ONE_LIMIT,
     OTHER_WORDS,
@@ -34,7 +29,13 @@ from training.config.verl_keys import (
     own_links,
     translation,
 )
+from training.config.command_line import Override
+from training.config.leaves import Leaf, leaves
+from training.config.schema.ppo import PPOConfig
+from training.config.section import PROJECT_ROOT, located
+from training.config.values import parse
 from training.config.yaml_faults import describe_yaml_fault
+from training.features import moved_keys
 
 log = logging.getLogger(__name__)
 COMMAND_LINE = "command line"
@@ -87,6 +88,7 @@ class Layers:
         self.problems: list[str] = []
         self.file_problems: list[str] = []
         self._sections = _sections_of(self.schema)
+        self._moved = moved_keys()
         # By source, what became of verl's keys.
         self._notes: dict[str, list[str]] = {}
         # The layer that is being read.
@@ -263,6 +265,11 @@ class Layers:
                 self.note(f"{key}={value} ({source}) is {new_key}={new_value} here; set", source)
                 self.add_tree({new_key: new_value}, source)
             return
+        feature_key = self._moved_to_feature(key)
+        if feature_key is not None:
+            self.note(f"{key} ({source}) is called {feature_key} now", source)
+            self.add_tree({feature_key: value}, source)
+            return
         moved_key = moved_to(key)
         if moved_key is not None:
             self._add_moved(key, moved_key, value, source)
@@ -280,6 +287,13 @@ class Layers:
         self.verl_values[key] = value
         if verdict.outcome == "warning":
             self.note(f"{key}={value} ({source}) has no effect here: {verdict.reason}", source)
+
+    def _moved_to_feature(self, key: str) -> str | None:
+        """Returns what a setting that has moved to a feature, or one below it, is called now."""
+        for old, new in self._moved.items():
+            if key == old or key.startswith(f"{old}."):
+                return new + key.removeprefix(old)
+        return None
 
     def _add_moved(self, key: str, new_key: str, value: Any, source: str) -> None:
         """Adds the value of verl's key under its name here."""

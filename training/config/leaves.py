@@ -84,6 +84,9 @@ def field_docs(section_type: type) -> dict[str, str]:
     """
     docs: dict[str, str] = {}
     for kind in reversed(section_type.__mro__[:-1]):
+        # The class of all settings is made, and has sections alone.
+        if kind.__name__ == "PPOConfig":
+            continue
         docs |= _docs_in_source(textwrap.dedent(inspect.getsource(kind)))
     return docs
 

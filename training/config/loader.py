@@ -16,6 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from features.verl.verl_keys import ONE_LIMIT, SEVERAL_TURNS
+from features.verl.verl_runs import set_runs_of_verl
 from training.config.checks import check_config
 from training.config.command_line import USAGE, asks_for_help, read_command_line
 from training.config.layers import COMMAND_LINE, Layers
@@ -24,8 +26,6 @@ from training.config.reference import reference_yaml
 from training.config.resources.engines import describe_unasked_engine
 from training.config.schema.ppo import PPOConfig
 from training.config.values import convert, describe_fault, fault_location
-from training.config.verl_keys import ONE_LIMIT, SEVERAL_TURNS
-from training.config.verl_runs import set_runs_of_verl
 
 __all__ = ["ConfigError", "LoadedConfig", "load_config", "read_config"]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from custom.models import ModelSettings
+from features.judges import ModelSettings
 from training.config.schema.ppo import PPOConfig
 
 

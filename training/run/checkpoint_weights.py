@@ -6,7 +6,7 @@
 
 However many ranks wrote them, the shards lie in one folder that knows how they join. Adapters are
 merged tensor by tensor, so that neither peft nor a whole model in memory is needed; an engine that
-is evaluated gets them as training sends them (workers/evaluated_weights.py). Invariant:
+is evaluated gets them as training sends them (features/evaluation/evaluated_weights.py). Invariant:
 nothing in a checkpoint is run, and a tensor is read only once its name and shape are known to be
 those of the model that actor/huggingface describes.
 """

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from data.json_lines import join_objects, json_object
 from data.packed_arrays import unpack_array
 from data.protocol import DataProto
-from training.run.episode_entries import RECORD, take_played_episodes
+from features.records.episode_entries import RECORD, take_played_episodes
 
 # An episode as the file has it: turns and rows are lists of dicts.
 Recorded = dict[str, Any]

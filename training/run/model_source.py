@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from features.export.exported_model import CheckpointModel, write_model
 from training.run.checkpoint_names import step_in
-from training.run.exported_model import CheckpointModel, write_model
 from training.run.named_model import (
     HUGGINGFACE,
     CannotUse,

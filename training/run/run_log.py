@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Self
 
+from features.run_page.run_record import open_record
+from features.trackers import open_trackers
 from training.run.recorded_config import record_config
-from training.run.run_record import open_record
-from training.run.trackers import open_trackers
 
 
 class RunLog(AbstractContextManager["RunLog", None]):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto
+from features.records.token_record import UpdateRecord
 from training.config import BatchPlan
-from workers.model.token_record import UpdateRecord
 
 Metrics = dict[str, float]
 

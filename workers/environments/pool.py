@@ -33,7 +33,7 @@ from typing import Any
 from custom.confine import Limits
 from custom.env import Task
 from custom.env_calls import Abandoned
-from custom.models.usage import USAGE
+from custom.model_usage import USAGE
 from custom.trial import MAX_TRIAL_S
 from workers.environments.calls import Answer, Answers, PendingCall, Slot, users_line
 from workers.environments.fork_server import ForkServer

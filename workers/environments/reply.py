@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from custom.env import Message
 from custom.env_calls import MAX_ERROR_CHARS, check_observation, check_reward, describe
-from custom.models.usage import Counts, checked_counts
+from custom.model_usage import Counts, checked_counts
 from custom.trial import Trial
 
 Call = Literal["build", "trial", "reset", "step", "finish", "close", "run", "answer"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from custom.env import BadRewardFunction, Task
 from custom.env_calls import describe
-from custom.models.usage import USAGE
+from custom.model_usage import USAGE
 from custom.trial import play_trial
 from workers.environments.clock import TaskClock
 from workers.environments.reply import Call, StepReply, crashed, numbers, tool_calls, write_reply

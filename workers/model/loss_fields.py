@@ -42,7 +42,7 @@ POLICY_LOSS_FIELDS: tuple[str, ...] = (
 # What the values' loss reads (workers/dp_critic.py).
 VALUE_LOSS_FIELDS: tuple[str, ...] = ("values", "returns", "episode_share")
 
-# By which a policy's update records what it makes of a row (workers/model/token_record.py).
+# By which a policy's update records what it makes of a row (features/records/token_record.py).
 RECORD_FIELDS: tuple[str, ...] = ("row_number",)
 
 POLICY_UPDATE_FIELDS = FORWARD_FIELDS + POLICY_LOSS_FIELDS + RECORD_FIELDS

@@ -17,17 +17,17 @@ from torch.optim import Optimizer
 
 from data.protocol import DataProto
 from data.seeds import seed_for
+from features.records.gradient_shares import gradient_shares
+from features.records.token_record import ROW_NUMBER, TokenRecorder
 from training.config import MicroBatching, UpdatePlan
 from training.core_algos import GlobalBatchInfo, seeded_draws
 from workers.model.forward_settings import ForwardSettings
 from workers.model.gradient_alignment import read_alignment
-from workers.model.gradient_shares import gradient_shares
 from workers.model.gradient_sum import watched_sum
 from workers.model.loss_fields import FORWARD_FIELDS
 from workers.model.micro_batches import iter_micro_batches, read_rows, scatter_tokens
 from workers.model.mini_batches import global_counts, rows_of_updates
 from workers.model.packing import ForwardBatch
-from workers.model.token_record import ROW_NUMBER, TokenRecorder
 from workers.model.update_metrics import MetricSums
 from workers.ranks.process_groups import rank, sum_over_ranks, world_size
 from workers.ranks.sharding import full_tensor

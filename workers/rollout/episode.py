@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from custom.env import BadRewardFunction, Message
-from custom.models.usage import Counts, add_counts
+from custom.model_usage import Counts, add_counts
 from data.conversation import Conversation
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply

@@ -12,10 +12,10 @@ from typing import Any
 
 from data.json_lines import json_object
 from data.warn_once import warn_once
+from features.records.row_records import complete_rows, row_records
+from features.records.token_origins import RowOrigins
 from workers.environments.reply import StepReply
 from workers.rollout.episode import FAILURES, Episode, FailedAttempt, Turn, digest
-from workers.rollout.row_records import complete_rows, row_records
-from workers.rollout.token_origins import RowOrigins
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:

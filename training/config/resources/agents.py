@@ -139,7 +139,7 @@ def _check_tools(config: PPOConfig) -> Iterator[str]:
     """Requires that tools can be loaded, and that the python tool has walls around it."""
     tools = config.agent.tools
     if config.agent.mcp_servers:
-        from custom.tools.mcp_session import require_mcp
+        from features.mcp.mcp_session import require_mcp
 
         yield from value_errors(require_mcp)
     if not tools:

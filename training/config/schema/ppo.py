@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from custom.env_factory import LIBRARIES, Library, library_of
 from training.config.batch_plan import BatchPlan, UpdatePlan
@@ -25,13 +25,17 @@ from training.config.schema.rollout import RolloutConfig
 from training.config.schema.trainer import RayKwargs, TrainerConfig
 from training.config.schema.verifiers import DRIVER
 from training.config.section import InputPath, Section
+from training.features import sections as feature_sections
 
 # What a process of an environment may take where its library runs texts, in GiB.
 GUARDED_MEMORY_GB = 4.0
 
 
-class PPOConfig(Section):
-    """Holds the settings of one run."""
+SectionOf = TypeVar("SectionOf", bound=Section)
+
+
+class CoreConfig(Section):
+    """Holds the settings of one run, those of features apart."""
 
     data: DataConfig = DataConfig()
     actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
@@ -46,6 +50,17 @@ class PPOConfig(Section):
     #: Python file that registers estimators and losses of your own
     custom_algorithm: InputPath | None = None
     ray_kwargs: RayKwargs = RayKwargs()
+
+    def section(self, kind: type[SectionOf]) -> SectionOf:
+        """Returns the section of this class, as a feature asks for its settings.
+
+        Raises:
+            LookupError: the config has no such section.
+        """
+        for value in vars(self).values():
+            if type(value) is kind:
+                return value
+        raise LookupError(f"the config has no section {kind.__name__}: is its feature there?")
 
     # Estimator, loss and models.
 
@@ -270,3 +285,20 @@ class PPOConfig(Section):
             yield from turn_length_problems(
                 f"env_template[{number}]", entry.max_turn_tokens, config
             )
+
+
+if TYPE_CHECKING:
+
+    class PPOConfig(CoreConfig):
+        """Holds the settings of one run."""
+
+else:
+
+    def _with_features() -> type[CoreConfig]:
+        """Makes the class of all settings: the core's, and a section for each feature."""
+        kinds = feature_sections()
+        defaults = {name: kind() for name, kind in kinds.items()}
+        body = {"__doc__": "Holds the settings of one run.", "__module__": __name__}
+        return type("PPOConfig", (CoreConfig,), {**defaults, **body, "__annotations__": kinds})
+
+    PPOConfig = _with_features()

@@ -92,8 +92,6 @@ class TrainerConfig(Section):
     #: seconds in which nothing at all moves after which a run ends (docs/failures.md); null =
     #: waits for ever
     stall_timeout_s: PositiveFloat | None = 3600.0
-    #: how often a run that fails is started again, from its last checkpoint
-    max_restarts: NonNegativeInt = 0
     #: turns in lockstep, deterministic operations, exact resume; somewhat slower
     deterministic: bool = False
 

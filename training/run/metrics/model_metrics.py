@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from custom.models.usage import COUNTED, USAGE
+from custom.model_usage import COUNTED, USAGE
 from custom.reward_managers.unscored import UNSCORED
 from data.protocol import DataProto
 from training.batch.dynamic_sampling import REWARD_INFO

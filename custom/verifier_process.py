@@ -1,0 +1,216 @@
+"""The process in which packages' verifiers judge answers, as some of them execute what they judge.
+
+    trainer: VerifierProcess.score  ->  [number, task, answer, entry]          a line of JSON each
+    process: serve                  <-  [number, score, what is wrong with the task's name]
+
+Invariant: whatever an answer does to the process, the trainer goes on. It reads what the process
+sends as data, up to a deadline, and ends the process where that is not one answer to its question;
+such an answer scores 0. The process has no network, bounded memory, and ends with the trainer.
+"""
+
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any, NamedTuple, TypeAlias
+
+from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
+from custom.env_calls import check_reward
+
+logger = logging.getLogger(__name__)
+
+# Seconds for an answer, and for the process to be ready for the first.
+DEADLINE_S = 10.0
+START_S = 120.0
+# Characters of one reply.
+LONGEST_REPLY = 10_000
+# Characters of what was wrong with an answer.
+MAX_ERROR_CHARS = 200
+LIMITS = Limits(network=False, memory_gb=4.0)
+# `custom` and `data` lie side by side in a clone, and where the package is installed.
+ROOT = Path(__file__).resolve().parents[1]
+# What the process runs, with ROOT and a package as its arguments, from any working directory.
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from custom.verifier_process import serve
+serve(sys.argv[2])
+"""
+
+# Judges an answer (None: there is none) to a task's entry.
+Verifier: TypeAlias = Callable[[str | None, dict[str, Any]], Any]
+
+
+class Reply(NamedTuple):
+    """Answers one question.
+
+    Attributes:
+        number: the question's.
+        score: of its answer.
+        problem: what is wrong with the task's name; empty where it is known.
+    """
+
+    number: str
+    score: float
+    problem: str
+
+
+# --- In the trainer ---
+
+
+class VerifierProcess:
+    """Asks the process, which starts with the first answer.
+
+    It starts again after an answer that it did not survive.
+
+    Args:
+        package: whose verifiers judge: reasoning_gym, by the task's name; math_verify, whose only
+            task is "math".
+    """
+
+    def __init__(self, package: str = "reasoning_gym") -> None:
+        self.package = package
+        self._lock = threading.Lock()
+        self._process: Any = None
+
+    def score(self, name: str, answer: str, entry: str) -> float:
+        """Returns the score of an answer to a task's entry (JSON), 0 to 1.
+
+        Raises:
+            ValueError: there is no such task.
+        """
+        with self._lock:
+            try:
+                reply = self._ask(name, answer, entry)
+            except (OSError, ValueError, TypeError) as error:
+                self._end()
+                logger.warning(
+                    "%s: an answer scores 0, as the verifier did not survive it: %s", name, error
+                )
+                return 0.0
+        if reply.problem:
+            raise ValueError(str(reply.problem))
+        return reply.score
+
+    def _ask(self, name: str, answer: str, entry: str) -> Reply:
+        """Sends a question and reads its reply; raises where what comes is not that."""
+        # An answer may have written what looks like a reply, but cannot know this.
+        number = secrets.token_hex(8)
+        self._start_if_needed()
+        question = json.dumps([number, name, answer, entry])
+        self._process.stdin.write(question.encode() + b"\n")
+        reply = Reply(*self._read(DEADLINE_S))
+        if reply.number != number:
+            raise ValueError("it sent another answer's reply")
+        return reply._replace(score=check_reward(reply.score, "the verifier"))
+
+    def _start_if_needed(self) -> None:
+        """Starts the process where there is none, and waits until it is ready for an answer."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._end()
+        self._process = Popen(
+            [sys.executable, "-c", PROGRAM, str(ROOT), self.package],
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self._read(START_S)
+
+    def _read(self, seconds: float) -> Any:
+        """Reads the one line that is to come; ValueError where it is late, too long or no JSON."""
+        deadline = threading.Timer(seconds, kill_tree, [self._process.pid])
+        deadline.start()
+        try:
+            line = self._process.stdout.readline(LONGEST_REPLY)
+        finally:
+            deadline.cancel()
+        if not line.endswith(b"\n"):
+            raise ValueError(f"it ended, or wrote no line within {seconds:g} s")
+        return json.loads(line)
+
+    def _end(self) -> None:
+        process = self._process
+        self._process = None
+        if process is not None:
+            kill_tree(process.pid)
+            process.communicate()
+
+
+@cache
+def verifier_process(package: str) -> VerifierProcess:
+    """Returns the one that this process asks about a package; it starts with the first answer."""
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(
+            f"this data_source's rule needs a package: pip install {package.replace('_', '-')}"
+        )
+    return VerifierProcess(package)
+
+
+# --- In the process ---
+
+
+def serve(package: str) -> None:
+    """Answers questions on the standard input until it ends."""
+    die_with_parent()
+    adopt_orphans()
+    confine(LIMITS)
+    # What a verifier prints is no reply: it goes to the standard error.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    importlib.import_module(package)
+    print(json.dumps("ready"), file=replies, flush=True)
+    for line in sys.stdin:
+        number, name, answer, entry = json.loads(line)
+        print(json.dumps(_reply(number, name, answer, entry)), file=replies, flush=True)
+
+
+def _reply(number: str, name: str, answer: str, entry: str) -> Reply:
+    try:
+        verifier = _verifier(name)
+    except ValueError as error:
+        return Reply(number, 0.0, str(error))
+    score, _ = judge(verifier, answer, json.loads(entry))
+    return Reply(number, score, "")
+
+
+def judge(verifier: Verifier, answer: str | None, entry: dict[str, Any]) -> tuple[float, str]:
+    """Returns the verifier's score and "".
+
+    Where it raises or gives no finite number these are 0 and what was wrong: many verifiers
+    evaluate, convert or parse what the policy wrote.
+    """
+    try:
+        return check_reward(verifier(answer, entry), "the verifier"), ""
+    # A deadline, which is a BaseException, goes on.
+    except Exception as error:
+        return 0.0, f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+
+
+@cache
+def _verifier(name: str) -> Verifier:
+    """Returns the verifier of a task; ValueError where there is no such task."""
+    if name == "math":
+        return equal_in_math
+    import reasoning_gym
+
+    return reasoning_gym.get_score_answer_fn(name)
+
+
+def equal_in_math(answer: str | None, entry: dict[str, Any]) -> float:
+    """Returns 1.0 where an answer's last formula equals the entry's in value; boxed ones first."""
+    from math_verify import parse, verify
+
+    # Their own deadlines need the main thread's signals; the process has one.
+    truth = parse(f"\\boxed{{{entry['answer']}}}", parsing_timeout=None)
+    parsed_answer = parse(answer or "", parsing_timeout=None)
+    return float(verify(truth, parsed_answer, timeout_seconds=None))

@@ -1,0 +1,7 @@
+"""What hangs on the core and may be deleted with its folder: one folder a feature.
+
+`training/features.py` finds the folders and reads what each brings from its `feature.py`.
+"""
+
+# The settings of a feature are sections of the config, which reads every feature's: it comes first.
+import training.config  # noqa: F401

@@ -1,0 +1,1 @@
+"""How good a model is, with intervals, and whether it is better than another: --eval."""

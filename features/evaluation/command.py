@@ -1,0 +1,210 @@
+"""Evaluates from the command line: `python main.py CONFIG.yaml --eval MODEL [--against OTHER]`.
+
+Invariant: results are on disk before anything is said about them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from data.watchdog import watching
+from features.evaluation.config import evaluation_config, require_tasks, with_samples
+from features.evaluation.evaluated_model import EvaluatedModel, find_model
+from features.evaluation.evaluation import (
+    PASS_REWARD,
+    RESULT,
+    Evaluation,
+    evaluate_model,
+    name_in,
+    output_folder,
+    require_no_run,
+    write_evaluation,
+    write_json,
+)
+from features.evaluation.summary import (
+    ALL,
+    compare,
+    describe,
+    require_same_tasks,
+    say_difference,
+)
+from training.config import PPOConfig
+from training.config.checks import check_config
+from training.config.command_line import read_command_line
+from training.config.explain import explain_run
+from training.config.loader import ConfigError, load_config
+from training.run.leftovers import ends_leftovers
+from training.run.signals import EndingSignals
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Holds what the command line asks for.
+
+    Attributes:
+        models: one, or two that are compared.
+        n: samples of each task; None: as the config says.
+        out: the folder of the results; None: RUN_DIR/eval/NAME.
+        pass_reward: an episode passes from this reward on.
+        words: of the configuration.
+    """
+
+    models: tuple[str, ...]
+    n: int | None
+    out: Path | None
+    pass_reward: float
+    words: tuple[str, ...]
+
+
+class _Parser(ArgumentParser):
+    """Raises ConfigError where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([f"{message} (see --help)"])
+
+
+def read_words(argv: Sequence[str]) -> Wanted:
+    """Sorts the command line's words into the options of an evaluation and the configuration's.
+
+    Without a CONFIG.yaml among them the one of the run counts, whose model is evaluated.
+    """
+    parser = _Parser(prog="main.py", add_help=False, allow_abbrev=False)
+    parser.add_argument("--eval", required=True, metavar="MODEL_OR_CHECKPOINT")
+    parser.add_argument("--against", metavar="MODEL_OR_CHECKPOINT")
+    parser.add_argument("--n", type=int)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--pass-reward", type=float, default=PASS_REWARD)
+    options, words = parser.parse_known_args(list(argv))
+    if not math.isfinite(options.pass_reward):
+        raise ConfigError([f"--pass-reward {options.pass_reward}: give a finite number"])
+    models: tuple[str, ...] = (options.eval,)
+    if options.against is not None:
+        models = (options.eval, options.against)
+    command_line = read_command_line(words)
+    if command_line.file is None and not command_line.file_problems:
+        words = [*_config_of_the_run(options.eval), *words]
+    return Wanted(models, options.n, options.out, options.pass_reward, tuple(words))
+
+
+def _config_of_the_run(model: str) -> list[str]:
+    """Returns the config.yaml of a run, or of a checkpoint's run, as a list of one, or of none."""
+    folder = Path(model).absolute()
+    for place in (folder, folder.parent):
+        if (place / "config.yaml").is_file():
+            return [str(place / "config.yaml")]
+    return []
+
+
+def evaluate_command(argv: Sequence[str], signals: EndingSignals) -> int:
+    """Evaluates one model, or two on the same tasks; prints a table, returns the exit code.
+
+    Raises:
+        ConfigError, CannotUse, EnvironmentsFail: it cannot be done; says what to do.
+    """
+    wanted = read_words(argv)
+    loaded = load_config(list(wanted.words), check=False)
+    config = with_samples(loaded.config, wanted.n, loaded.sources)
+    if loaded.explain:
+        print(explain_run(loaded), flush=True)
+        return 0
+    require_tasks(config)
+    models = [find_model(given, config) for given in wanted.models]
+    names = distinct_names(config, models)
+    folders = output_folders(config, models, names, wanted.out)
+    for model, folder in zip(models, folders, strict=True):
+        require_no_run(folder)
+        problems = check_config(evaluation_config(config, model, folder))
+        if problems:
+            raise ConfigError(problems)
+    results = []
+    played: list[Evaluation] = []
+    for model, folder, name in zip(models, folders, names, strict=True):
+        is_last = model is models[-1]
+        evaluation = play(config, model, folder, models[0].step, signals if is_last else None)
+        played.append(evaluation)
+        results.append(write_evaluation(evaluation, folder, pass_reward=wanted.pass_reward))
+        print(f"\n{describe(results[-1], name)}\n  {folder / RESULT}", flush=True)
+    if len(models) == 2:
+        _compare(played, results, names, folders[0].parent)
+    if results_are_all_failures(results):
+        print("every episode failed: these numbers tell nothing of the model", file=sys.stderr)
+        return 1
+    return 0
+
+
+def play(
+    config: PPOConfig,
+    model: EvaluatedModel,
+    folder: Path,
+    step: int,
+    signals: EndingSignals | None = None,
+) -> Evaluation:
+    """Evaluates a model under the watch that training has: what hangs or is left behind ends."""
+    trainer = config.trainer
+    name = "driver" if trainer.use_ray else "rank_0"
+    with ends_leftovers(), watching(trainer.stall_timeout_s, folder / "stalls", name):
+        return evaluate_model(config, model, folder, step=step, signals=signals)
+
+
+def distinct_names(config: PPOConfig, models: Sequence[EvaluatedModel]) -> list[str]:
+    """Names each model; two that have one name are told apart by the folder above, or a number."""
+    names = [name_in(config, model) for model in models]
+    if len(set(names)) == len(names):
+        return names
+    above = [Path(model.given).absolute().parent.name for model in models]
+    longer = [f"{parent}_{name}" for parent, name in zip(above, names, strict=True)]
+    if len(set(longer)) == len(longer):
+        return longer
+    return [f"{name}-{number}" for number, name in enumerate(names, start=1)]
+
+
+def output_folders(
+    config: PPOConfig, models: Sequence[EvaluatedModel], names: Sequence[str], out: Path | None
+) -> list[Path]:
+    """Returns each model's folder: OUT or RUN_DIR/eval/NAME; of two in eval/A-against-B."""
+    if len(models) == 1:
+        return [out.absolute() if out else output_folder(config, models[0])]
+    both = (
+        out.absolute() if out else output_folder(config, models[0]).parent / "-against-".join(names)
+    )
+    require_no_run(both)
+    return [both / name for name in names]
+
+
+def _compare(
+    played: Sequence[Evaluation],
+    results: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    folder: Path,
+) -> None:
+    """Compares two evaluations, writes FOLDER/eval.json and says which model is better."""
+    require_same_tasks(played[0].pairing(), played[1].pairing())
+    differences = compare(results[0], results[1])
+    sentences = {
+        source: say_difference(entries, names[0], names[1])
+        for source, entries in differences.items()
+    }
+    comparison = {
+        "first": names[0],
+        "second": names[1],
+        "models": [asdict(evaluation.model.weights) for evaluation in played],
+        "differences": differences,
+        "sentences": sentences,
+    }
+    write_json(folder / RESULT, comparison)
+    print()
+    for source, sentence in sentences.items():
+        alone = len(sentences) == 1 or source == ALL
+        print(sentence if alone else f"{source}: {sentence}")
+    print(f"  {folder / RESULT}", flush=True)
+
+
+def results_are_all_failures(results: Sequence[dict[str, Any]]) -> bool:
+    """Tells whether a model was evaluated none of whose episodes came to its end."""
+    return any(result["failed_episodes"] == result["episodes"] for result in results)

@@ -1,0 +1,1 @@
+"""A run's policy as a folder that other programs load."""

@@ -1,0 +1,422 @@
+"""One attempt at an episode: its program, the requests that it makes, and the clock of its work.
+
+All of it belongs to the thread of the pool (pool.py). A program's clock runs while nothing of it is
+being answered: it starts, computes, waits for others; it stands still while the program's first
+process waits for a processor of a busy machine. Invariant: `tell` is called for nothing more
+once `Exited` was told; a request gets its answer or an error, and is counted once however often a
+client that was cut off asks for it again.
+
+    the same body comes again                               it gets
+    while nobody listens for the first one's answer         that answer
+    after it was delivered, marked as a retry               that answer
+        (x-stainless-retry-count, as the SDKs do)
+    otherwise                                               an answer of its own
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from custom.model_usage import Counts
+from data.warn_once import warn_once
+from features.programs.exchange import (
+    Answer,
+    AnsweredCompletion,
+    Asked,
+    AskedCompletion,
+    Exited,
+    Gone,
+    Json,
+    ProgramEvent,
+    Refusal,
+    Rewarded,
+)
+from features.programs.protocols import ProtocolError
+from features.programs.protocols.protocol import tool_call
+from features.programs.recall import Recall
+from features.programs.report import Report
+from features.programs.spec import ProgramSpec
+from workers.environments.clock import SHORT_S
+
+# For so many seconds an answer waits for a client that hung up.
+RETRY_S = 20.0
+# How a refusal is told: the code and the status of HTTP.
+REFUSALS: dict[Refusal, tuple[str, int]] = {
+    "context_length": ("context_length_exceeded", 400),
+    "template": ("invalid_messages", 400),
+    "sampling": ("invalid_sampling", 400),
+    "engine": ("engine_error", 500),
+    "ended": ("episode_ended", 410),
+}
+
+
+@dataclass(eq=False)
+class Pending:
+    """Holds a request on its way, and then its answer.
+
+    Attributes:
+        asked: as the client sent it.
+        digest: of its body.
+        listeners: connections that wait for the answer.
+        delivered: one of them was sent all of it.
+        gone: what gives the answer up, where nobody has listened for a while.
+    """
+
+    number: int
+    asked: AskedCompletion
+    digest: bytes
+    answered: "asyncio.Future[AnsweredCompletion]"
+    listeners: int = 0
+    delivered: bool = False
+    gone: asyncio.TimerHandle | None = None
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Bounds a program's own time, in seconds; None: for ever.
+
+    Attributes:
+        step_s: from an answer, or its start, to its next request, or its end; requests that are
+            refused in a row count as none.
+        episode_s: all of it together.
+    """
+
+    step_s: float | None = None
+    episode_s: float | None = None
+
+
+@dataclass(eq=False)
+class Attempt:
+    """Keeps an attempt at an episode.
+
+    Args:
+        key: the episode's.
+        task: as JSON text.
+        token: its name at the server, which nobody can guess.
+        tell: hands an event to the turn loop.
+        kill: ends the program.
+        waited: returns the seconds for which its first process has waited for a processor.
+
+    Attributes:
+        exited: nothing more is told of it.
+        ending: it takes no more requests.
+        failure: why it was given up, "" where it was not; has_failed: it crashed, or was given up.
+        reward_told: it has said what answers earned.
+        output: the end of what it wrote to standard output.
+        used_s: its own time.
+        usage: what its function asked of the models beside the policy.
+        left: the reward with which an episode ends that is played by hand.
+    """
+
+    key: int
+    spec: ProgramSpec
+    seed: int
+    task: str
+    token: str
+    recall: Recall
+    deadlines: Deadlines
+    tell: Callable[[int, ProgramEvent], None]
+    kill: Callable[[], None]
+    waited: Callable[[], float] = lambda: 0.0
+    pending: dict[int, Pending] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=lambda: {"retries": 0, "http_errors": 0})
+    failure: str = ""
+    has_failed: bool = False
+    output: str = ""
+    exited: bool = False
+    ending: bool = False
+    reward_told: bool = False
+    used_s: float = 0.0
+    usage: Counts = field(default_factory=dict)
+    left: "asyncio.Future[float | None]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    _since: float | None = None
+    _told_s: float = 0.0
+    # Its own time at the answer from which its step is counted, and whether that was a refusal.
+    _step_from_s: float = 0.0
+    _was_refused: bool = False
+    _waited: float = 0.0
+    _deadline: asyncio.TimerHandle | None = None
+
+    # The clock
+
+    def start_clock(self) -> None:
+        """Counts the program's own time from here on, up to its deadline."""
+        if self._since is not None or self.exited:
+            return
+        self._since = time.monotonic()
+        self._waited = self.waited()
+        limits = []
+        if self.deadlines.step_s is not None:
+            used_s = self.used_s - self._step_from_s
+            limits.append(max(0.0, self.deadlines.step_s - used_s))
+        if self.deadlines.episode_s is not None:
+            limits.append(max(0.0, self.deadlines.episode_s - self.used_s))
+        if limits:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(min(limits), self._be_overdue)
+
+    def stop_clock(self) -> None:
+        """Counts no more: something of it is being answered, or it has ended."""
+        if self._since is not None:
+            seconds = time.monotonic() - self._since
+            if seconds > SHORT_S:
+                seconds = max(0.0, seconds - self._newly_waited())
+            self.used_s += seconds
+            self._since = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _newly_waited(self) -> float:
+        """Returns for how long it waited for a processor since the clock began, or was put off."""
+        return max(0.0, self.waited() - self._waited)
+
+    def _be_overdue(self) -> None:
+        """Ends a program that worked for too long; one that could not is given its time."""
+        waited = self._newly_waited()
+        if waited > SHORT_S and self._since is not None:
+            self._since += waited
+            self._waited += waited
+            self._deadline = asyncio.get_running_loop().call_later(waited, self._be_overdue)
+            return
+        self.stop_clock()
+        self.failure = (
+            f"the program was still working at its deadline, after {self.used_s:.3g} s of its own "
+            f"(agent.step_timeout_s={self.deadlines.step_s}, "
+            f"agent.episode_timeout_s={self.deadlines.episode_s})"
+        )
+        self.kill()
+
+    def _new_seconds(self) -> float:
+        """Returns the program's own time that was not told yet."""
+        seconds = self.used_s - self._told_s
+        self._told_s = self.used_s
+        return seconds
+
+    # Requests
+
+    def refuse_if_ended(self) -> None:
+        """Raises ProtocolError where it takes no more requests."""
+        if self.exited or self.ending or self.failure:
+            raise ProtocolError("this episode has ended", "episode_ended", 410)
+
+    def ask(
+        self, asked: AskedCompletion, body: bytes, *, is_retry: bool, reward: float | None
+    ) -> Pending:
+        """Takes a request in; returns it, or the one that it repeats. Raises ProtocolError.
+
+        Who asked listens from here on, until `stop_listening`.
+        """
+        self.refuse_if_ended()
+        speaker = asked.speaker
+        named = f"{speaker.agent} {speaker.conversation} ".encode()
+        digest = hashlib.blake2b(named + body, digest_size=16).digest()
+        for earlier in self.pending.values():
+            repeats = earlier.digest == digest and not earlier.listeners
+            if repeats and (is_retry or not earlier.delivered):
+                self._adopt(earlier)
+                earlier.listeners += 1
+                return earlier
+        check_messages(asked)
+        number = len(self.pending) + 1
+        future = asyncio.get_running_loop().create_future()
+        pending = Pending(number, asked, digest, future, listeners=1)
+        self.pending[number] = pending
+        self.waiting.add(number)
+        for name in asked.ignored:
+            warn_once(__name__, f"a program sets {name}, which has no effect here")
+        self.stop_clock()
+        self.tell(
+            self.key,
+            Asked(
+                number=number,
+                messages=self.recall.recalled(asked.messages),
+                prompt_ids=asked.prompt_ids,
+                tools=asked.tools,
+                max_tokens=asked.max_tokens,
+                stop=asked.stop,
+                wants_log_probs=asked.wants_log_probs,
+                sampling=asked.sampling,
+                forces_call=asked.forces_call,
+                token_rules=asked.token_rules,
+                speaker=speaker,
+                reward=reward,
+                seconds=self._new_seconds(),
+            ),
+        )
+        self.reward_told = self.reward_told or reward is not None
+        return pending
+
+    def _adopt(self, pending: Pending) -> None:
+        """Lets a client that was cut off go on waiting for its answer."""
+        self.counts["retries"] += 1
+        if pending.gone is not None:
+            pending.gone.cancel()
+            pending.gone = None
+
+    async def answer_to(self, pending: Pending) -> AnsweredCompletion:
+        """Waits for a request's answer. Raises ProtocolError."""
+        timeout = self.spec.request_timeout_s
+        try:
+            return await asyncio.wait_for(asyncio.shield(pending.answered), timeout)
+        except TimeoutError:
+            raise ProtocolError(
+                f"no answer within agent.request_timeout_s={timeout:g}", "timeout", 504
+            ) from None
+
+    def stop_listening(self, pending: Pending, *, delivered: bool) -> None:
+        """Notes whether a client was sent its answer; where not, it may come back for a while."""
+        pending.listeners -= 1
+        pending.delivered = pending.delivered or delivered
+        if pending.delivered or pending.listeners or self.exited or pending.gone is not None:
+            return
+        loop = asyncio.get_running_loop()
+        pending.gone = loop.call_later(RETRY_S, self._give_up, pending)
+
+    def _give_up(self, pending: Pending) -> None:
+        """Tells that nobody came back for an answer."""
+        if pending.delivered or pending.listeners or self.exited:
+            return
+        # A request like it is a new one from here on.
+        pending.digest = b""
+        pending.delivered = True
+        self.waiting.discard(pending.number)
+        self.tell(self.key, Gone(number=pending.number))
+        if not self.waiting:
+            self.start_clock()
+
+    def take_answer(self, number: int, answer: Answer) -> None:
+        """Hands an answer on to whoever listens."""
+        self.waiting.discard(number)
+        self._begin_step(is_refusal=bool(answer.refusal))
+        pending = self.pending[number]
+        if not pending.answered.done():
+            if answer.refusal:
+                code, status = REFUSALS[answer.refusal]
+                pending.answered.set_exception(ProtocolError(answer.error, code, status))
+                # Nobody may be listening.
+                pending.answered.exception()
+                pending.delivered = True
+                # Whoever tries again asks anew.
+                pending.digest = b""
+            else:
+                answer_id = f"{self.key}-{number}"
+                shown = self.recall.shown(pending.asked, answer_id, number, answer)
+                pending.answered.set_result(shown)
+        if not self.waiting and not self.ending:
+            self.start_clock()
+
+    def _begin_step(self, *, is_refusal: bool) -> None:
+        """Gives the program its time for a step; of refusals in a row the first does so alone.
+
+        A program that asks again and again whatever it hears would work for ever.
+        """
+        if not (is_refusal and self._was_refused):
+            self._step_from_s = self.used_s
+        self._was_refused = is_refusal
+
+    def conversations(self) -> list[list[Json]]:
+        """Lists the conversations that were had, each with its last answer."""
+        had = []
+        for pending in self.pending.values():
+            is_answered = pending.answered.done() and pending.answered.exception() is None
+            if not is_answered or not pending.asked.messages:
+                continue
+            answered = pending.answered.result()
+            answer: Json = {"role": "assistant", "content": answered.text}
+            if answered.calls:
+                answer["tool_calls"] = [
+                    tool_call(call.id, call.name, call.arguments) for call in answered.calls
+                ]
+            had.append([*pending.asked.messages, answer])
+        return without_beginnings(had)
+
+    def take_reward(self, reward: float, number: int | None) -> None:
+        """Hands on the reward of an answer."""
+        if not self.exited and not self.ending:
+            self.reward_told = True
+            self.tell(self.key, Rewarded(reward=reward, number=number))
+
+    # The end
+
+    def leave(self, reward: float | None) -> None:
+        """Ends an episode that is played by hand."""
+        if not self.left.done():
+            self.left.set_result(reward)
+
+    def end_requests(self) -> None:
+        """Answers what still waits: the episode has ended."""
+        self.ending = True
+        self.stop_clock()
+        for pending in self.pending.values():
+            if pending.gone is not None:
+                pending.gone.cancel()
+            if not pending.answered.done():
+                error = ProtocolError("this episode has ended", "episode_ended", 410)
+                pending.answered.set_exception(error)
+                pending.answered.exception()
+
+    def tell_exit(self, *, report: Report, crash: str, record: Json) -> None:
+        """Tells that the program has ended.
+
+        Args:
+            report: what it says that it earned.
+            crash: why that is a failure; a deadline that was missed is the reason before all.
+        """
+        if self.exited:
+            return
+        self.stop_clock()
+        undelivered = tuple(
+            number
+            for number, pending in self.pending.items()
+            if not pending.delivered and number not in self.waiting
+        )
+        counts = self.counts | {"unread_calls": self.recall.unread}
+        failure: Any = "env_crash" if crash else ""
+        if self.failure:
+            failure = "env_timeout"
+        self.has_failed = bool(failure)
+        self.tell(
+            self.key,
+            Exited(
+                reward=None if failure else report.reward,
+                earned={} if failure else report.earned,
+                metrics={} if failure else report.metrics,
+                failure=failure,
+                error=self.failure or crash,
+                undelivered=undelivered,
+                record=record | {"counts": counts},
+                seconds=self._new_seconds(),
+            ),
+        )
+        self.exited = True
+        self.end_requests()
+
+
+def without_beginnings(conversations: list[list[Json]]) -> list[list[Json]]:
+    """Drops the conversations that another one begins with."""
+    longest_first = sorted(conversations, key=len, reverse=True)
+    kept: list[list[Json]] = []
+    for conversation in longest_first:
+        size = len(conversation)
+        if not any(other[:size] == conversation for other in kept):
+            kept.append(conversation)
+    return kept[::-1]
+
+
+def check_messages(asked: AskedCompletion) -> None:
+    """Raises ProtocolError where there is nothing that the policy could answer."""
+    if asked.prompt_ids:
+        return
+    if not asked.messages:
+        raise ProtocolError("there are no messages to answer")
+    if asked.messages[-1]["role"] == "assistant":
+        raise ProtocolError(
+            "the last message is the assistant's, which is not continued here; end with another's"
+        )

@@ -1,0 +1,214 @@
+"""OpenAI's responses: POST /v1/responses, without state: the whole input comes each time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
+from features.programs.protocols.protocol import (
+    Protocol,
+    ProtocolError,
+    function_tool,
+    openai_error,
+    positive_count,
+    refuse_unserved,
+    role_of,
+    sampling_of,
+    server_sent_event,
+    streams,
+    text_of,
+    token_rules_of,
+    tool_call,
+    tool_choice_of,
+)
+
+SERVED: dict[str, tuple[Any, ...]] = {
+    "background": (False, None),
+    "top_logprobs": (0, None),
+}
+
+
+def read(body: Json) -> AskedCompletion:
+    """Reads a request."""
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if body.get(name):
+            raise ProtocolError(f"{name} is not served here: send the whole input")
+    refuse_unserved(body, SERVED)
+    text_format = ((body.get("text") or {}).get("format") or {}).get("type", "text")
+    if text_format != "text":
+        raise ProtocolError(f"text.format={text_format!r} is not served here; 'text' is")
+    choice = tool_choice_of(body)
+    ignored: tuple[str, ...] = ()
+    if body.get("parallel_tool_calls") is False:
+        ignored = ("parallel_tool_calls=false",)
+    return AskedCompletion(
+        messages=read_input(body),
+        tools=[read_tool(tool) for tool in body.get("tools") or ()] or None,
+        reads_calls=choice != "none",
+        forces_call=choice == "required",
+        max_tokens=positive_count(body, "max_output_tokens"),
+        stream=streams(body),
+        model=str(body.get("model") or "policy"),
+        sampling=sampling_of(body),
+        token_rules=token_rules_of(body),
+        ignored=ignored,
+    )
+
+
+def read_tool(tool: Json) -> Json:
+    """Reads a tool; those that OpenAI's own servers run are refused."""
+    if tool.get("type") != "function":
+        raise ProtocolError(f"a tool of type {tool.get('type')!r} is not served here")
+    return function_tool(tool["name"], tool.get("description"), tool.get("parameters"))
+
+
+def read_input(body: Json) -> list[Json]:
+    """Reads instructions and input as chat messages: the items of one answer become one message."""
+    messages: list[Json] = []
+    if body.get("instructions"):
+        messages.append({"role": "system", "content": text_of(body["instructions"])})
+    items = body["input"]
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            role = role_of(item)
+            text = text_of(item["content"])
+            if role == "assistant":
+                assistant_message(messages)["content"] += text
+            else:
+                messages.append({"role": role, "content": text})
+        elif kind == "function_call":
+            call = tool_call(item["call_id"], item["name"], item["arguments"])
+            assistant_message(messages).setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            result = {"role": "tool", "content": text_of(item["output"])}
+            messages.append({**result, "tool_call_id": item["call_id"]})
+        elif kind != "reasoning":
+            raise ProtocolError(f"an input item of type {kind!r} is not served here")
+    return messages
+
+
+def assistant_message(messages: list[Json]) -> Json:
+    """Returns the assistant's message at the end, which is made where there is none."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def write(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
+    """Writes an answer."""
+    is_cut = answered.finish_reason == "length"
+    return {
+        "id": f"resp_{answered.id}",
+        "object": "response",
+        "created_at": 0,
+        "model": asked.model,
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": output_of(answered),
+        "usage": usage_of(answered),
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "top_p": None,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+
+
+def output_of(answered: AnsweredCompletion) -> list[Json]:
+    """Writes the answer's items: its text, and its calls."""
+    items: list[Json] = []
+    if answered.text or not answered.calls:
+        part = {"type": "output_text", "text": answered.text, "annotations": [], "logprobs": []}
+        items.append(
+            {
+                "id": f"msg_{answered.id}",
+                "type": "message",
+                "role": "assistant",
+                "status": "completed",
+                "content": [part],
+            }
+        )
+    for call in answered.calls:
+        items.append(
+            {
+                "id": f"fc_{call.id}",
+                "type": "function_call",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": call.arguments,
+                "status": "completed",
+            }
+        )
+    return items
+
+
+def usage_of(answered: AnsweredCompletion) -> Json:
+    """Counts the tokens of prompt and answer."""
+    prompt_tokens = answered.answer.prompt_tokens
+    sampled = len(answered.answer.token_ids)
+    return {
+        "input_tokens": prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt_tokens + sampled,
+    }
+
+
+class EventWriter:
+    """Writes the events of a stream, which are numbered."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def __call__(self, kind: str, **fields: Any) -> str:
+        number = self._number
+        self._number += 1
+        return server_sent_event({"type": kind, "sequence_number": number, **fields}, kind)
+
+
+def events(asked: AskedCompletion, answered: AnsweredCompletion) -> Iterator[str]:
+    """Writes an answer as a stream's events."""
+    whole = write(asked, answered)
+    event = EventWriter()
+    begun = {**whole, "output": [], "status": "in_progress"}
+    yield event("response.created", response=begun)
+    for index, item in enumerate(whole["output"]):
+        if item["type"] == "message":
+            yield from text_events(event, index, item)
+        else:
+            yield from call_events(event, index, item)
+        yield event("response.output_item.done", output_index=index, item=item)
+    yield event(f"response.{whole['status']}", response=whole)
+
+
+def text_events(event: EventWriter, index: int, item: Json) -> Iterator[str]:
+    """Writes a message's text."""
+    part = item["content"][0]
+    place = {"output_index": index, "item_id": item["id"], "content_index": 0}
+    begun = {**item, "content": [], "status": "in_progress"}
+    text = part["text"]
+    yield event("response.output_item.added", output_index=index, item=begun)
+    yield event("response.content_part.added", part={**part, "text": ""}, **place)
+    yield event("response.output_text.delta", delta=text, logprobs=[], **place)
+    yield event("response.output_text.done", text=text, logprobs=[], **place)
+    yield event("response.content_part.done", part=part, **place)
+
+
+def call_events(event: EventWriter, index: int, item: Json) -> Iterator[str]:
+    """Writes a call's arguments."""
+    place = {"output_index": index, "item_id": item["id"]}
+    begun = {**item, "arguments": "", "status": "in_progress"}
+    arguments = item["arguments"]
+    name = item["name"]
+    yield event("response.output_item.added", output_index=index, item=begun)
+    yield event("response.function_call_arguments.delta", delta=arguments, **place)
+    yield event("response.function_call_arguments.done", arguments=arguments, name=name, **place)
+
+
+PROTOCOL = Protocol(read=read, write=write, events=events, write_error=openai_error)

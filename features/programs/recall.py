@@ -1,0 +1,158 @@
+"""What clients see of the policy's answers, and how an answer is known again that they send back.
+
+A client gets an answer in parts: text, thinking, tool calls. When it sends the conversation back,
+the answer is to read as it was sampled. Invariant: a message counts as the policy's own only where
+all that the client was shown of it comes back; what it has changed is its own.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from custom.tools.calls import ToolCall
+from custom.tools.parsers import TAG, ActionParser
+from features.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Call, Json
+from features.programs.protocols.protocol import check_depth
+
+# Thinking at the beginning of an answer; its opening may stand in the prompt.
+THINKING = re.compile(r"^\s*(?:<think>)?(.*?)</think>", re.DOTALL)
+# How often lists and objects of a call may hold each other, which then stand in a request.
+MAX_CALL_DEPTH = 50
+# Made once: `json.dumps` makes an encoder for every message of every request.
+ENCODER = json.JSONEncoder(sort_keys=True, default=str)
+
+
+@dataclass(eq=False)
+class Recall:
+    """Makes answers for clients, and knows them again.
+
+    Attributes:
+        by_place: texts as sampled, by what came before them and what clients saw of them.
+        by_look: the same by what clients saw alone; of several the last.
+        unread: how many answers had calls that could not be read.
+    """
+
+    parser: ActionParser
+    by_place: dict[tuple[str, str], str] = field(default_factory=dict)
+    by_look: dict[str, str] = field(default_factory=dict)
+    unread: int = 0
+
+    def recalled(self, messages: list[Json]) -> list[Json]:
+        """Returns the messages with each answer of the policy's as it was sampled."""
+        recalled = []
+        before = ""
+        for message in messages:
+            as_sampled = message
+            if message["role"] == "assistant":
+                look = look_of(message["content"], calls_in(message))
+                text = self.by_place.get((before, look), self.by_look.get(look))
+                if text is not None:
+                    as_sampled = {"role": "assistant", "content": text}
+            recalled.append(as_sampled)
+            before = digest(before, message)
+        return recalled
+
+    def shown(
+        self, asked: AskedCompletion, answer_id: str, number: int, answer: Answer
+    ) -> AnsweredCompletion:
+        """Makes what the client sees of an answer, and remembers that."""
+        text = answer.text
+        if answer.stop is not None:
+            text = text.partition(answer.stop)[0]
+        thinking = ""
+        thought = THINKING.match(text)
+        if thought is not None:
+            thinking = thought[1].strip("\n")
+            text = text[thought.end() :].lstrip("\n")
+        calls: list[Call] = []
+        if asked.tools and asked.reads_calls:
+            calls = self._read_calls(asked.tools, text, number)
+        if calls:
+            text = text.partition(TAG)[0].strip() if TAG in text else ""
+        before = ""
+        for message in asked.messages:
+            before = digest(before, message)
+        look = look_of(text, [(call.name, call.arguments) for call in calls])
+        self.by_place[before, look] = answer.text
+        self.by_look[look] = answer.text
+        return AnsweredCompletion(
+            id=answer_id, text=text, thinking=thinking, calls=calls, answer=answer
+        )
+
+    def _read_calls(self, tools: list[Json], text: str, number: int) -> list[Call]:
+        """Reads the tool calls in a text; one that cannot be read leaves all of it text."""
+        names = {tool["function"]["name"] for tool in tools}
+        found = [
+            call for call in self.parser.parse(text) if call.name in names or not call.may_be_text
+        ]
+        if any(call.error_kind or not is_strict(call.arguments) for call in found):
+            self.unread += 1
+            return []
+        return [
+            Call(id=f"call_{number}_{place}", name=call.name, arguments=arguments_of(call, tools))
+            for place, call in enumerate(found)
+        ]
+
+
+def is_strict(arguments: Any) -> bool:
+    """Checks whether every client can read a call's arguments, and send them back.
+
+    Python's JSON has NaN and Infinity; that of other languages' clients has not.
+    """
+    try:
+        json.dumps(arguments, allow_nan=False)
+        check_depth(arguments, MAX_CALL_DEPTH)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def arguments_of(call: ToolCall, tools: list[Json]) -> str:
+    """Writes a call's arguments as JSON; a text stands for the tool's one parameter."""
+    if not isinstance(call.arguments, str):
+        return json.dumps(call.arguments)
+    for tool in tools:
+        function = tool["function"]
+        if function["name"] == call.name:
+            for name in (function.get("parameters") or {}).get("properties") or {}:
+                return json.dumps({name: call.arguments})
+    return json.dumps({"input": call.arguments})
+
+
+def calls_in(message: Json) -> list[tuple[str, Any]]:
+    """Lists the calls of a message as (name, arguments)."""
+    return [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    ]
+
+
+def look_of(text: str, calls: list[tuple[str, Any]]) -> str:
+    """Returns what an answer looks like to a client; white space around its text aside."""
+    read_calls = []
+    for name, arguments in calls:
+        value = arguments
+        if isinstance(arguments, str):
+            try:
+                value = json.loads(arguments)
+            except ValueError:
+                value = arguments
+        read_calls.append([name, value])
+    return ENCODER.encode([text.strip(), read_calls])
+
+
+def digest(before: str, message: Json) -> str:
+    """Returns what stands for a conversation that goes on by a message; ids of calls aside."""
+    message = {name: value for name, value in message.items() if name != "tool_call_id"}
+    if "tool_calls" in message:
+        look = look_of(message["content"], calls_in(message))
+        message = replace_call_ids(message, look)
+    text = before + ENCODER.encode(message)
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest()
+
+
+def replace_call_ids(message: Json, look: str) -> Json:
+    """Returns a message with what it looks like in place of its calls."""
+    return {**message, "tool_calls": look}

@@ -1,0 +1,82 @@
+"""What a program earned where a reward function says it; what programs say is in report.py.
+
+Invariant: what is no reward is told as such; nothing is guessed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from custom.env import BadRewardFunction
+from custom.env_calls import check_reward, located, takes_keyword
+from data.loading import load_extern_object
+from features.judges import ModelError, ModelSettings, install_models, models
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """Describes a reward function of programs; it is built where it then runs."""
+
+    path: str
+    name: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Returns what is imported ahead for it: nothing."""
+        return ()
+
+    @property
+    def source(self) -> str:
+        """Returns what messages call it."""
+        return f"{self.path}:{self.name}"
+
+    def build(self) -> "ProgramReward":
+        """Loads the function, beside the models that it may ask."""
+        if self.models:
+            install_models(self.models)
+        function = load_extern_object(self.path, self.name)
+        return ProgramReward(partial(function, **self.kwargs) if self.kwargs else function)
+
+
+class ProgramReward:
+    """Calls a reward function with what a program did."""
+
+    tool_schemas: None = None
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def run(self, task: Any, output: str, conversations: list[list[dict[str, Any]]]) -> float:
+        """Returns the reward; BadRewardFunction where the function gives none.
+
+        That a model beside the policy did not answer it (ModelError) fails the episode alone.
+
+        Args:
+            conversations: of each row the messages, as the program sent and got them.
+        """
+        where = located(getattr(self.function, "func", self.function), "reward_fn")
+        offered = {
+            "task": task,
+            "output": output,
+            "conversations": conversations,
+            "models": models,
+        }
+        # What the config gives it itself stays.
+        given = self.function.keywords if isinstance(self.function, partial) else {}
+        arguments = {
+            name: value
+            for name, value in offered.items()
+            if name not in given and takes_keyword(self.function, name)
+        }
+        try:
+            return check_reward(self.function(**arguments), where)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise BadRewardFunction(f"{where}: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Has nothing to close."""

@@ -1,0 +1,1 @@
+"""Starts a run again that crashed or hangs: supervisor.max_restarts."""

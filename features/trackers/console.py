@@ -1,0 +1,88 @@
+"""Prints a line a step: what matters most, and what is amiss.
+
+Validation's answers stand in the log already, where they are made.
+"""
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+from features.trackers.interface import Generations
+from training.run.validation_names import is_validation_reward, short_name
+
+# What the console's line of a step shows, in this order: label -> metric, format.
+CONSOLE_COLUMNS = {
+    "reward": ("critic/score/mean", "7.4f"),
+    "length": ("response_length/mean", "7.1f"),
+    "entropy": ("actor/entropy", "6.3f"),
+    "kl": ("actor/ppo_kl", "9.2e"),
+    "clip": ("actor/pg_clipfrac", "6.4f"),
+    "grad": ("actor/grad_norm", "7.3f"),
+    "vf_loss": ("critic/vf_loss", "7.4f"),
+    "tok/s": ("perf/throughput", "7.0f"),
+    "s/step": ("perf/time_per_step", "6.1f"),
+}
+# What it shows only where something is amiss: label -> count, of how many.
+CONSOLE_COUNTS = {
+    "failed": ("agent/failed", "agent/episodes"),
+    "masked": ("agent/masked", "agent/episodes"),
+    "overflow": ("agent/ending/overflow", "agent/episodes"),
+    "retries": ("agent/retries", None),
+    "cut turns": ("agent/cut_turns", None),
+}
+
+
+class ConsoleTracker:
+    """Prints a line per step, its columns aligned.
+
+    As in `step   3/60 | reward  0.4219 | … | left 0:01:12`.
+    """
+
+    def __init__(self, first_step: int, total_steps: int | None) -> None:
+        self.first_step = first_step
+        self.total_steps = total_steps
+        self.start = time.monotonic()
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        """Prints the step's line, and how long the rest of the run will take."""
+        line = format_line(data, step, self.total_steps)
+        if self.total_steps and self.first_step < step < self.total_steps:
+            seconds_per_step = (time.monotonic() - self.start) / (step - self.first_step)
+            seconds_left = round(seconds_per_step * (self.total_steps - step))
+            line += f" | left {timedelta(seconds=seconds_left)}"
+        print(line, flush=True)
+
+    def log_generations(self, rows: Generations, step: int) -> None:
+        """Does nothing: the log has shown them."""
+
+    def close(self, *, failed: bool = False) -> None:
+        """Ends nothing: the console stays."""
+
+
+def format_line(data: Mapping[str, float], step: int, total_steps: int | None = None) -> str:
+    """Formats the console's line of a step.
+
+    The columns that the step has come first, then what was amiss, then its validation rewards.
+    """
+    cells = [f"step {step:5d}"]
+    if total_steps:
+        cells[0] += f"/{total_steps}"
+    for label, (key, number_format) in CONSOLE_COLUMNS.items():
+        if key in data:
+            cells.append(f"{label} {data[key]:{number_format}}")
+    for label, (key, whole) in CONSOLE_COUNTS.items():
+        if data.get(key):
+            cell = f"{label} {data[key]:.0f}"
+            if whole is not None:
+                cell += f" of {data[whole]:.0f}"
+            cells.append(cell)
+    cells += [format_validation(key, data) for key in data if is_validation_reward(key)]
+    return " | ".join(cells)
+
+
+def format_validation(key: str, data: Mapping[str, float]) -> str:
+    """Formats a reward of validation, with its interval where it has one."""
+    cell = f"{short_name(key)} {data[key]:.4f}"
+    if f"{key}/ci_low" in data:
+        cell += f" [{data[f'{key}/ci_low']:.3f}, {data[f'{key}/ci_high']:.3f}]"
+    return cell

@@ -1,0 +1,112 @@
+// Starts the viewer: loads the table, draws the head, and shows the view that the address names.
+"use strict";
+
+{
+  const main = document.getElementById("main");
+  let searching = 0;
+
+  async function start() {
+    try {
+      await viewer.loadTable();
+    } catch (error) {
+      fail(error, "The viewer's data cannot be read. Make it again with "
+        + "python -m features.viewer.command RUN_DIR.");
+      return;
+    }
+    drawHead();
+    window.addEventListener("hashchange", () => show(true));
+    await show(false);
+    document.documentElement.dataset.ready = "1";
+  }
+
+  // Shows what the address says.
+  async function show(moveFocus) {
+    const address = viewer.parseAddress(location.hash);
+    viewer.closeCard = null;
+    const named = Object.hasOwn(viewer.views, address.view) ? address.view : "list";
+    const view = viewer.views[named];
+    const input = document.getElementById("search");
+    if (address.view === "list" && input !== document.activeElement) {
+      input.value = address.values.text || "";
+    }
+    document.documentElement.dataset.shown = "";
+    try {
+      await view(main, address);
+    } catch (error) {
+      fail(error, "This page cannot be shown.");
+    }
+    document.documentElement.dataset.shown = location.hash || "#list";
+    if (moveFocus && !main.contains(document.activeElement) && document.activeElement !== input) {
+      main.focus({ preventScroll: true });
+    }
+  }
+
+  function fail(error, sentence) {
+    viewer.replace(main, viewer.el("section", { class: "fault", role: "alert" },
+      viewer.el("h2", {}, sentence), viewer.el("p", {}, viewer.visible(String(error.message)))));
+  }
+
+  function drawHead() {
+    const { manifest } = viewer.table;
+    const input = viewer.el("input", {
+      type: "search", id: "search", placeholder: "Search all that was said  ( / )",
+      autocomplete: "off", spellcheck: "false", "aria-label": "Search all that was said",
+    });
+    input.addEventListener("input", () => {
+      clearTimeout(searching);
+      searching = setTimeout(() => searchFor(input.value), 180);
+    });
+    input.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      clearTimeout(searching);
+      searchFor(input.value);
+    });
+    viewer.replace(document.getElementById("top"),
+      viewer.el("a", { class: "home", href: "#list" }, "Episodes"),
+      viewer.el("span", { class: "runs", title: runNames(manifest) }, runPicker(manifest)),
+      input,
+      faults(manifest),
+      viewer.el("button", { type: "button", class: "keys", onclick: viewer.showHelp,
+        "aria-label": "Keys" }, "?"));
+    document.getElementById("skip").addEventListener("click", (event) => {
+      event.preventDefault();
+      main.focus();
+    });
+  }
+
+  const runNames = (manifest) => manifest.runs.map((run) => viewer.plainText(run.folder)).join(", ");
+
+  function runPicker(manifest) {
+    if (manifest.runs.length === 1) return viewer.visible(manifest.runs[0].label);
+    const select = viewer.el("select", { "aria-label": "Run" },
+      viewer.el("option", { value: "" }, "all runs"),
+      manifest.runs.map((run, number) =>
+        viewer.el("option", { value: number }, `run ${number}: ${viewer.plainText(run.label)}`)));
+    select.value = viewer.parseAddress(location.hash).values.run || "";
+    select.addEventListener("change", () => {
+      location.hash = viewer.listAddress({ ...viewer.listed.values, run: select.value });
+    });
+    return select;
+  }
+
+  // A text that is searched for is a filter of the list.
+  function searchFor(text) {
+    const address = viewer.parseAddress(location.hash);
+    const values = address.view === "list" ? address.values : viewer.listed.values;
+    if ((values.text || "") === text && address.view === "list") return;
+    location.hash = viewer.listAddress({ ...values, text });
+  }
+
+  function faults(manifest) {
+    const number = manifest.faults.length + manifest.further_faults;
+    if (!number) return null;
+    const list = viewer.el("ul", {}, manifest.faults.map((fault) =>
+      viewer.el("li", {}, viewer.visible(fault))));
+    const rest = manifest.further_faults
+      ? viewer.el("p", {}, `and ${manifest.further_faults} more`) : null;
+    return viewer.el("details", { class: "faults" },
+      viewer.el("summary", {}, `${viewer.plural(number, "note")} on the records`), list, rest);
+  }
+
+  start();
+}

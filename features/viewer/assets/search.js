@@ -1,0 +1,129 @@
+// Looks for a text in all that was said: first in the index of short sequences (the same numbers
+// as in features/viewer/search_index.py), then in the texts themselves.
+"use strict";
+
+{
+  // How long the indexed sequences are.
+  const LENGTHS = [5, 3, 2, 1];
+  const LONG_STEP = 255;
+  // Of a long text so many sequences are looked up.
+  const MOST_LOOKED_UP = 12;
+  const READ_AHEAD = 4;
+
+  // Lowers the case of each character by itself, where that leaves it one character.
+  viewer.fold = function (text) {
+    if (/^[\x00-\x7f]*$/.test(text)) return text.toLowerCase();
+    return text.replace(/[A-Z\u0080-\uffff]/g, (character) => {
+      const lower = character.toLowerCase();
+      return lower.length === 1 ? lower : character;
+    });
+  };
+
+  function numberOf(folded, start, length) {
+    let mixed = length;
+    for (let place = start; place < start + length; place += 1) {
+      mixed = Math.imul(mixed ^ folded.charCodeAt(place), 0x9e3779b1) >>> 0;
+      mixed = (mixed ^ (mixed >>> 15)) >>> 0;
+    }
+    return mixed;
+  }
+
+  // The numbers of a text's longest indexed sequences: all of a short text, some of a long one.
+  function numbersOf(folded) {
+    const length = LENGTHS.find((one) => one <= folded.length);
+    const numbers = new Set();
+    for (let i = 0; i + length <= folded.length; i += 1) numbers.add(numberOf(folded, i, length));
+    const all = [...numbers];
+    const step = Math.max(1, Math.ceil(all.length / MOST_LOOKED_UP));
+    return all.filter((_, i) => i % step === 0);
+  }
+
+  function episodesOf({ arrays }, number) {
+    const { numbers, ends, steps } = arrays;
+    let low = 0;
+    let high = numbers.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (numbers[middle] < number) low = middle + 1;
+      else high = middle;
+    }
+    const found = [];
+    if (numbers[low] !== number) return found;
+    let place = low ? ends[low - 1] : 0;
+    let episode = -1;
+    while (place < ends[low]) {
+      let step = steps[place++];
+      if (step === LONG_STEP) {
+        step = steps[place] + steps[place + 1] * 256 + steps[place + 2] * 65536;
+        step += steps[place + 3] * 16777216;
+        place += 4;
+      }
+      episode += step;
+      found.push(episode);
+    }
+    return found;
+  }
+
+  // Finds the episodes that hold all sequences of a text: {candidates (a byte an episode), …}.
+  viewer.search = async function (text) {
+    const folded = viewer.fold(text);
+    const size = viewer.table.size;
+    const found = { text, folded, candidates: new Uint8Array(size).fill(1), snippets: new Map() };
+    found.looked = new Uint8Array(size);
+    const numbers = folded ? numbersOf(folded) : [];
+    const files = await Promise.all(
+      numbers.map((number) => viewer.load(`search/${number >>> 24}`, { keep: false })),
+    );
+    numbers.forEach((number, k) => {
+      const holds = new Uint8Array(size);
+      for (const episode of episodesOf(files[k], number)) holds[episode] = 1;
+      for (let i = 0; i < size; i += 1) found.candidates[i] &= holds[i];
+    });
+    return found;
+  };
+
+  // Looks into the texts of candidates, those of one file after the other; calls `progress` after
+  // each file. Episodes that do not hold the text are candidates no longer.
+  viewer.verify = async function (found, order, progress, isCurrent) {
+    const table = viewer.table;
+    const pages = new Map();
+    for (const i of order) {
+      if (!found.candidates[i] || found.looked[i]) continue;
+      if (!pages.has(table.text_page[i])) pages.set(table.text_page[i], []);
+      pages.get(table.text_page[i]).push(i);
+    }
+    const texts = (page) => viewer.load(viewer.numbered("texts", page), { keep: false });
+    const numbers = [...pages.keys()];
+    // The next files are read while one is looked into.
+    const coming = numbers.slice(0, READ_AHEAD).map(texts);
+    for (let k = 0; k < numbers.length; k += 1) {
+      const { header } = await coming.shift();
+      if (!isCurrent()) return;
+      if (k + READ_AHEAD < numbers.length) coming.push(texts(numbers[k + READ_AHEAD]));
+      for (const i of pages.get(numbers[k])) look(found, i, header.texts[i - header.first]);
+      progress();
+    }
+  };
+
+  function look(found, i, texts) {
+    found.looked[i] = 1;
+    for (const text of texts) {
+      const place = viewer.fold(text).indexOf(found.folded);
+      if (place >= 0) {
+        found.snippets.set(i, snippetOf(text, place, found.text.length));
+        return;
+      }
+    }
+    found.candidates[i] = 0;
+  }
+
+  // [before, found, after], of one line.
+  function snippetOf(text, place, length) {
+    const line = (part) => part.replace(/\s+/g, " ");
+    return [
+      (place > 30 ? "…" : "") + line(text.slice(Math.max(0, place - 30), place)),
+      line(text.slice(place, place + length)),
+      line(text.slice(place + length, place + length + 120)),
+    ];
+  }
+}

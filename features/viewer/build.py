@@ -1,0 +1,427 @@
+"""Makes the viewer of one run or several: reads records step by step, writes pages as it goes.
+
+A step is read twice, a line at a time: first for what its groups and its estimator need of all
+episodes, then group by group for the pages. Invariant: memory holds one step's outlines and one
+file of pages, not the run; and the old viewer stays until the new one is whole.
+"""
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from features.viewer.credit_path import credit_path
+from features.viewer.data_files import DataFolder, plain
+from features.viewer.episode_pages import (
+    EpisodePages,
+    PageEpisode,
+    TextPages,
+    episode_texts,
+)
+from features.viewer.list_columns import (
+    EpisodeList,
+    beginning,
+    fate_bits,
+    flags,
+    list_numbers,
+    task_key,
+    tool_names,
+)
+from features.viewer.progress import showing
+from features.viewer.records import (
+    Line,
+    RecordedEpisode,
+    RecordFile,
+    list_files,
+    parse_episode,
+    read_lines,
+)
+from features.viewer.search_index import SearchIndex
+from features.viewer.step_credit import StepCredit, read_algorithm
+from features.viewer.token_columns import (
+    COLUMNS,
+    FateNames,
+    StepUpdate,
+    join_rows,
+    token_columns,
+)
+from features.viewer.token_texts import TokenTexts, find_tokenizer
+from features.viewer.update_columns import read_update
+
+ASSETS = Path(__file__).parent / "assets"
+# A viewer's folder has it; no other folder is replaced.
+MARK = "manifest.js"
+DATA = "data"
+# What a record that holds something else than it should makes the code below raise.
+DAMAGE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+# So many faults are told one by one.
+MOST_FAULTS = 200
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names a run: its folder, and that of its episodes."""
+
+    number: int
+    folder: Path
+    episodes: Path
+
+    @property
+    def label(self) -> str:
+        """Returns what the run is called on a page."""
+        return "/".join(self.folder.resolve().parts[-2:])
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Holds what a step needs of an episode before its page is made."""
+
+    line: Line
+    uid: str
+    episode_id: str
+    reward: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """Holds what all episodes of a file share while they are written."""
+
+    run: RunFolder
+    file: RecordFile
+    update: StepUpdate | None
+    credit: StepCredit | None
+    texts: TokenTexts
+
+
+@dataclass
+class Report:
+    """Counts what was made, and keeps what was wrong."""
+
+    episodes: int = 0
+    steps: int = 0
+    tokens: int = 0
+    faults: list[str] = field(default_factory=list)
+    further_faults: int = 0
+    seconds: float = 0.0
+    size: int = 0
+
+    def add_fault(self, text: str) -> None:
+        """Keeps a sentence about something that could not be read."""
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(text)
+        else:
+            self.further_faults += 1
+
+
+def build_viewer(runs: Sequence[RunFolder], out: Path) -> Report:
+    """Writes the viewer of the runs as the folder `out`, in place of an older one.
+
+    Raises:
+        ValueError: `out` is a folder that is no viewer, or has other files in it.
+        OSError: it cannot be written.
+    """
+    started = time.monotonic()
+    # A link leads to the folder that is meant.
+    out = out.resolve()
+    require_replaceable(out)
+    # Two may be made at the same time, and nobody's folder has this name.
+    temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
+    temporary.mkdir(parents=True)
+    try:
+        builder = ViewerBuilder(temporary)
+        files = [file for run in runs for file in list_files(run.episodes)]
+        with showing(count_episodes(files), len(files)) as advance:
+            for run in runs:
+                builder.add_run(run, advance)
+        builder.finish(runs)
+        for asset in sorted(ASSETS.iterdir()):
+            if asset.is_file():
+                shutil.copyfile(asset, temporary / asset.name)
+        require_replaceable(out)
+        if out.exists():
+            shutil.rmtree(out)
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    builder.report.seconds = time.monotonic() - started
+    return builder.report
+
+
+def count_episodes(files: Sequence[RecordFile]) -> int:
+    """Counts the lines of files, each an episode; a file that cannot be read has none."""
+    count = 0
+    for file in files:
+        # What is wrong with it is told when its episodes are read.
+        with suppress(OSError), file.path.open("rb") as lines:
+            count += sum(1 for line in lines if line.strip())
+    return count
+
+
+def require_replaceable(out: Path) -> None:
+    """Raises ValueError where a place holds anything but a viewer, which is then left as it is."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f"{out} is a file: name a folder with --out")
+    if not any(out.iterdir()):
+        return
+    mark = out / MARK
+    if not mark.is_file() or not mark.read_bytes().startswith(b'viewerData("manifest"'):
+        raise ValueError(f"{out} is there and is no viewer: name another folder with --out")
+    foreign = sorted(path.name for path in out.iterdir() if not _is_of_viewer(path))
+    if foreign:
+        raise ValueError(
+            f"{out} is a viewer, but {', '.join(foreign[:3])} in it is not of one, and would be "
+            "lost: move it, or name another folder with --out"
+        )
+
+
+def _is_of_viewer(path: Path) -> bool:
+    return path.name == DATA or path.suffix in (".js", ".css", ".html")
+
+
+class ViewerBuilder:
+    """Writes the data of a viewer, run by run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.report = Report()
+        self._folder = folder
+        self._data = DataFolder(folder / DATA)
+        self._list = EpisodeList(self._data)
+        self._pages = EpisodePages(self._data)
+        self._texts = TextPages(self._data)
+        self._index = SearchIndex(folder / "search.tmp")
+        self._fates = FateNames()
+        self._sentences = dict(COLUMNS)
+        self._steps: list[dict[str, Any]] = []
+
+    def add_run(self, run: RunFolder, advance: Callable[[], None]) -> None:
+        """Writes all episodes of a run; `advance` is called after each."""
+        tokenizer, problem = find_tokenizer(run.folder, run.episodes)
+        if problem:
+            self.report.add_fault(f"{run.label}: {problem}")
+        texts = TokenTexts(tokenizer)
+        for file in list_files(run.episodes):
+            try:
+                self._add_step(run, file, texts, advance)
+            except OSError as error:
+                self.report.add_fault(f"{run.label}: {file.path.name}: {error}")
+
+    def _add_step(
+        self, run: RunFolder, file: RecordFile, texts: TokenTexts, advance: Callable[[], None]
+    ) -> None:
+        """Writes the episodes of a step, or of a validation."""
+        update = self._read_update(run, file)
+        reader = StepReader(file, update)
+        credit = None
+        if update is not None:
+            try:
+                credit = reader.credit(run.folder)
+            except DAMAGE as error:
+                self.report.add_fault(f"{run.label}: {file.update_path.name}: {error}")
+        step = Step(run, file, update, credit, texts)
+        self._note_step(step)
+        self.report.steps += 1
+        for group in reader.groups():
+            rewards = {outline.reward for outline in group}
+            no_spread = len(group) > 1 and len(rewards) == 1
+            for outline in group:
+                self._add_line(reader, outline, step, no_spread)
+                advance()
+            self._pages.end_of_group()
+        for fault in reader.faults:
+            self.report.add_fault(f"{run.label}: {fault}")
+
+    def _add_line(
+        self, reader: "StepReader", outline: Outline, step: Step, no_spread: bool
+    ) -> None:
+        """Writes the episode of a line; what its record lacks costs that episode alone."""
+        try:
+            episode = reader.read(outline)
+            prepared = None if episode is None else self._prepare(episode, step, no_spread)
+        except DAMAGE as error:
+            where = f"{step.file.path.name} line {outline.line.number}"
+            reader.faults.append(f"{where} cannot be shown: {error!r}")
+            return
+        if prepared is not None:
+            self._add_prepared(prepared)
+
+    def _read_update(self, run: RunFolder, file: RecordFile) -> StepUpdate | None:
+        """Reads what the step's update was given; None where there is none."""
+        if file.kind == "val" or not file.update_path.exists():
+            return None
+        try:
+            columns = read_update(file.update_path)
+        except ValueError as error:
+            self.report.add_fault(f"{run.label}: {error}")
+            return None
+        for fault in columns.faults:
+            self.report.add_fault(f"{run.label}: {fault}")
+        sentences = columns.meta.get("columns")
+        if isinstance(sentences, dict):
+            self._sentences.update({str(k): str(v) for k, v in sentences.items()})
+        return StepUpdate.of(columns, self._fates)
+
+    def _note_step(self, step: Step) -> None:
+        """Keeps what the pages say of the step's settings."""
+        meta = {} if step.update is None else dict(step.update.columns.meta)
+        for name in ("fates", "columns", "dropped", "metrics"):
+            meta.pop(name, None)
+        place = {"run": step.run.number, "kind": step.file.kind, "step": step.file.step}
+        self._steps.append({**place, "settings": meta})
+
+    def _prepare(self, episode: RecordedEpisode, step: Step, no_spread: bool) -> "Prepared":
+        """Works out all that is shown of an episode, before any of it is written."""
+        rows, faults = token_columns(episode, step.update, step.file.kind, self._fates)
+        path = credit_path(episode, join_rows(rows), step.credit)
+        marks = flags(episode, rows, step.file.step)
+        marks["no_spread"] = no_spread
+        row = {
+            **list_numbers(episode, rows, gradient_of(step.update, rows)),
+            "run": step.run.number,
+            "val": int(step.file.kind == "val"),
+            "step": step.file.step,
+            "fates": fate_bits(rows),
+            "flags": marks,
+            "episode_id": episode.episode_id,
+            "uid": episode.uid,
+            "ending": episode.text("ending"),
+            # `environment` is a number where there is one.
+            "source": episode.text("data_source") or episode.text("environment"),
+            "task": task_key(episode),
+            "beginning": beginning(episode),
+            "tools": "\n".join(tool_names(episode)),
+        }
+        page = PageEpisode.of(episode, rows, path, faults, step.texts)
+        return Prepared(row, page, episode_texts(episode))
+
+    def _add_prepared(self, prepared: "Prepared") -> None:
+        """Writes an episode: its page, its texts and its row of the list."""
+        number = self._list.episodes
+        page, place = self._pages.add(prepared.page)
+        self._index.add(number, prepared.texts)
+        text_page = self._texts.add(number, prepared.texts)
+        self._list.add({**prepared.row, "page": page, "in_page": place, "text_page": text_page})
+        self.report.episodes += 1
+        self.report.tokens += prepared.page.tokens
+        if self._pages.is_overfull:
+            self._pages.write()
+
+    def finish(self, runs: Sequence[RunFolder]) -> None:
+        """Writes what waits, the index and the manifest."""
+        self._pages.write()
+        self._texts.write()
+        self._list.write()
+        self._index.write(self._data)
+        labels = [run.label for run in runs]
+        manifest = {
+            "runs": [
+                {
+                    "label": run.label if labels.count(run.label) == 1 else str(run.folder),
+                    "folder": str(run.folder),
+                    "episodes": str(run.episodes),
+                }
+                for run in runs
+            ],
+            "steps": self._steps,
+            "episodes": self._list.episodes,
+            "chunks": self._list.chunks,
+            "fates": [list(entry) for entry in self._fates.sentences.items()],
+            "columns": self._sentences,
+            "faults": self.report.faults,
+            "further_faults": self.report.further_faults,
+        }
+        DataFolder(self._folder).write("manifest", plain(manifest), {})
+        files = [path for path in self._folder.rglob("*") if path.is_file()]
+        self.report.size = sum(path.stat().st_size for path in files)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Holds an episode's row of the list, its page, and the texts that are searched."""
+
+    row: dict[str, Any]
+    page: PageEpisode
+    texts: list[str]
+
+
+def gradient_of(update: StepUpdate | None, rows: list[Any]) -> float:
+    """Sums the recorded shares of the gradient of an episode's rows; NaN where there are none."""
+    if update is None or "gradient_share" not in update.columns.rows:
+        return float("nan")
+    shares = update.columns.rows["gradient_share"]
+    places = [row.place for row in rows if row.place is not None]
+    return float(shares[places].sum()) if places else float("nan")
+
+
+class StepReader:
+    """Reads a file of episodes twice: outlines of all, then episode by episode."""
+
+    def __init__(self, file: RecordFile, update: StepUpdate | None) -> None:
+        self._file = file
+        self._update = update
+        self.faults: list[str] = []
+        self.outlines: list[Outline] = []
+        self._turn_ids: dict[int, np.ndarray] = {}
+        self._anchors: dict[str, list[str]] = {}
+        for line, text in read_lines(file.path):
+            if text.strip():
+                self._outline(line, text)
+
+    def _outline(self, line: Line, text: bytes) -> None:
+        """Keeps what the step needs of one line."""
+        try:
+            episode = parse_episode(text)
+        except ValueError as error:
+            self.faults.append(f"{self._file.path.name} line {line.number} {error}")
+            return
+        reward = episode.number("reward")
+        self.outlines.append(Outline(line, episode.uid, episode.episode_id, reward))
+        states = [turn.get("anchor") for turn in episode.turns]
+        if all(isinstance(state, str) for state in states) and states:
+            self._anchors[episode.episode_id] = [str(state) for state in states]
+        if self._update is None:
+            return
+        for number, row in enumerate(episode.rows):
+            place = self._update.places.get((episode.episode_id, number))
+            if place is not None:
+                self._turn_ids[place] = row.tokens["turn_ids"]
+
+    def credit(self, run_dir: Path) -> StepCredit:
+        """Prepares what computes the step's advantages again."""
+        assert self._update is not None
+        columns = self._update.columns
+        algorithm = read_algorithm(run_dir, columns.meta)
+        return StepCredit.of(columns, algorithm, self._turn_ids, self._anchors)
+
+    def groups(self) -> Iterator[list[Outline]]:
+        """Yields the episodes by group, in the order of the groups' first lines."""
+        groups: dict[str, list[Outline]] = {}
+        for outline in self.outlines:
+            groups.setdefault(outline.uid, []).append(outline)
+        yield from groups.values()
+
+    def read(self, outline: Outline) -> RecordedEpisode | None:
+        """Reads one episode's line once more; None where the file has changed since."""
+        with self._file.path.open("rb") as lines:
+            lines.seek(outline.line.start)
+            text = lines.read(outline.line.length)
+        try:
+            return parse_episode(text)
+        except ValueError as error:
+            self.faults.append(f"{self._file.path.name} line {outline.line.number} {error}")
+            return None

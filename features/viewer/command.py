@@ -1,0 +1,118 @@
+"""Makes the episode viewer of runs: `python -m features.viewer.command RUN_DIR... [--out DIR]`.
+
+It writes RUN_DIR/viewer/index.html, which a browser opens from the disk, without a server. Several
+folders are put beside each other in one viewer, in that of the first. Invariant: it reads
+RUN_DIR/episodes (or what `agent.episodes_dir` of RUN_DIR/config.yaml names) and writes nothing but
+the viewer and the page of a run that has ended, which then knows that its links lead somewhere; so
+it works while a run goes on and after a crash.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from features.run_page.content import make_content
+from features.run_page.html import write_html
+from features.run_page.run_folder import RUNNING
+from features.run_page.run_folder import RunFolder as RunOfPage
+from features.run_page.writer import PAGE
+from features.viewer.build import Report, RunFolder, build_viewer
+from features.viewer.records import list_files
+
+# So many sentences about damaged records are printed.
+MOST_FAULTS = 10
+
+
+def find_run(folder: Path, number: int) -> RunFolder:
+    """Finds a run's episodes: in RUN_DIR/episodes, where its config says, or in the folder itself.
+
+    Raises:
+        ValueError: there are none.
+    """
+    places = [folder / "episodes", *_configured(folder / "config.yaml"), folder]
+    for place in places:
+        if place.is_dir() and list_files(place):
+            run_dir = folder.parent if place == folder and folder.name == "episodes" else folder
+            return RunFolder(number=number, folder=run_dir, episodes=place)
+    looked = ", ".join(map(str, places))
+    raise ValueError(
+        f"{folder} holds no episodes (looked for STEP.jsonl and val-STEP.jsonl in {looked}); a run "
+        "records them unless agent.episodes_keep=0"
+    )
+
+
+def require_each_once(runs: Sequence[RunFolder]) -> None:
+    """Raises ValueError where two runs are one, whose episodes would be counted twice."""
+    places = [run.episodes.resolve() for run in runs]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise ValueError(f"{runs[number].folder} is given twice: name each run once")
+
+
+def _configured(config: Path) -> list[Path]:
+    """Returns the folder that a recorded config names, if it can be read and names one."""
+    try:
+        named = yaml.safe_load(config.read_text())["agent"]["episodes_dir"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return []
+    return [Path(str(named))] if named else []
+
+
+def rewrite_page(folder: Path) -> None:
+    """Writes the page of a run that has ended anew; one that goes on writes its own."""
+    page = folder / PAGE
+    if not page.is_file():
+        return
+    try:
+        run = RunOfPage.read(folder)
+        if run.status().word != RUNNING:
+            write_html(make_content([run], page), page)
+    except (OSError, ValueError) as error:
+        print(f"python -m features.viewer.command: {page} stays as it is: {error}", file=sys.stderr)
+
+
+def summary(report: Report, out: Path) -> str:
+    """Says what was made, what it cost, and what could not be read."""
+    lines = [
+        f"{out / 'index.html'}: {report.episodes} episodes of {report.steps} steps and "
+        f"validations, {report.tokens:,} tokens, {report.size / 2**20:.0f} MiB, "
+        f"in {report.seconds:.1f} s"
+    ]
+    lines += [f"  {fault}" for fault in report.faults[:MOST_FAULTS]]
+    further = max(len(report.faults) - MOST_FAULTS, 0) + report.further_faults
+    if further:
+        lines.append(f"  and {further} more, which the viewer lists")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code: 2 where there is nothing to show."""
+    parser = argparse.ArgumentParser(
+        prog="python -m features.viewer.command",
+        description="Makes a folder that shows a run's episodes in a browser.",
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR")
+    parser.add_argument("--out", type=Path, help="the folder to make; default: RUN_DIR/viewer")
+    args = parser.parse_args(argv)
+    try:
+        runs = [find_run(folder, number) for number, folder in enumerate(args.runs)]
+        require_each_once(runs)
+        out = args.out or runs[0].folder / "viewer"
+        report = build_viewer(runs, out)
+    except (OSError, ValueError) as error:
+        print(f"python -m features.viewer.command: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("python -m features.viewer.command: interrupted, no viewer was made", file=sys.stderr)
+        return 130
+    if args.out is None:
+        rewrite_page(runs[0].folder)
+    print(summary(report, out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

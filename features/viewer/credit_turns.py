@@ -1,0 +1,99 @@
+"""Makes the table of an episode's turns: reward, value, return, baseline and advantage of each.
+
+Invariant: `turn`, `tokens`, `reward`, `return`, `value`, `delta` and `advantage` are sums, means or
+entries of recorded columns; `others` is computed as the estimator turn_return does.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from features.viewer.records import RecordedEpisode
+from features.viewer.step_credit import StepCredit, state_deltas
+
+SENTENCES = {
+    "turn": "number of the turn, from 0 on",
+    "tokens": "tokens of it that the loss took as sampled",
+    "reward": "sum of token_level_rewards",
+    "return": "`returns` at its first token",
+    "value": "the critic's, before its first token",
+    "delta": "sum of reward + gamma V_next - V over its tokens",
+    "others": "mean return of this turn in the group's other episodes that reached it",
+    "same state": "turns of the group that began in the same state, this one included",
+    "advantage": "mean over its tokens, as recorded",
+    "policy weight": "sum of minus d loss / d log-prob over its tokens",
+}
+
+
+def turn_table(
+    columns: dict[str, np.ndarray],
+    sampled: np.ndarray,
+    credit: StepCredit,
+    episode: RecordedEpisode,
+) -> dict[str, Any] | None:
+    """Returns the names of the table's columns, their sentences and its rows; None without turns.
+
+    Args:
+        columns: by name (T,), of all the episode's rows.
+        sampled: (T,) bool.
+    """
+    if "turn_ids" not in columns or not sampled.any():
+        return None
+    turn_ids = np.where(sampled, columns["turn_ids"], -1)
+    deltas = None
+    if credit.estimator in {"gae", "turn_gae"} and "values" in columns:
+        rewards, values = columns["token_level_rewards"], columns["values"]
+        deltas = state_deltas(rewards, values, sampled, credit.algorithm.gamma)
+    rows = []
+    for turn in np.unique(turn_ids[turn_ids >= 0]).tolist():
+        places = np.flatnonzero(turn_ids == turn)
+        row: dict[str, Any] = {"turn": turn, "tokens": len(places)}
+        row["reward"] = _sum(columns["token_level_rewards"], places)
+        row["return"] = float(columns["returns"][places[0]])
+        if "values" in columns:
+            row["value"] = float(columns["values"][places[0]])
+        if deltas is not None:
+            row["delta"] = _sum(deltas, places)
+        if credit.estimator == "turn_return":
+            row["others"] = mean_of_others(credit, episode.episode_id, turn)
+        if credit.estimator == "gigpo" and credit.anchors:
+            row["same state"] = turns_of_same_state(credit, episode.episode_id, turn)
+        row["advantage"] = _sum(columns["advantages"], places) / len(places)
+        if "policy_weight" in columns:
+            row["policy weight"] = _sum(columns["policy_weight"], places)
+        rows.append(row)
+    names = [name for name in SENTENCES if any(name in row for row in rows)]
+    return {
+        "columns": [[name, SENTENCES[name]] for name in names],
+        "rows": [[row.get(name, "") for name in names] for row in rows],
+    }
+
+
+def _sum(column: np.ndarray, places: np.ndarray) -> float:
+    return float(column[places].sum(dtype=np.float64))
+
+
+def mean_of_others(credit: StepCredit, episode_id: str, turn: int) -> float | str:
+    """Averages a turn's return over the group's other episodes that reached it."""
+    place = credit.place_of_episode.get(episode_id)
+    if place is None or credit.turn_returns is None:
+        return ""
+    returns, exists = credit.turn_returns
+    others = [
+        member
+        for member in credit.members_beside(place)
+        if member != place and turn < exists.shape[1] and bool(exists[member, turn])
+    ]
+    if not others:
+        return "none reached it"
+    return float(np.mean([float(returns[member, turn]) for member in others]))
+
+
+def turns_of_same_state(credit: StepCredit, episode_id: str, turn: int) -> int | str:
+    """Counts the group's turns that began where this one did."""
+    place = credit.place_of_episode.get(episode_id)
+    states = credit.anchors.get(episode_id, [])
+    if place is None or turn >= len(states):
+        return ""
+    members = [credit.name_of_episode(member) for member in credit.members_beside(place)]
+    return sum(credit.anchors.get(name, []).count(states[turn]) for name in members)

@@ -1,0 +1,244 @@
+"""Writes what a page shows of each episode, several episodes to a file, and all their texts.
+
+Invariant: the members of a group are in one file where they fit, as they are shown together; a file
+is closed once it is about PAGE_BYTES long.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from features.viewer.data_files import DataFolder, plain
+from features.viewer.records import RecordedEpisode, all_texts, as_text, message_text
+from features.viewer.token_columns import RowTokens
+from features.viewer.token_texts import TokenTexts
+
+PAGE_BYTES = 1 << 18
+TEXT_BYTES = 1 << 17
+# Files in a folder.
+FOLDER_FILES = 1000
+# Entries of an episode that stand elsewhere on its page.
+SHOWN_ELSEWHERE = (
+    "initial_messages",
+    "turns",
+    "rows",
+    "failed_attempts",
+    "tool_calls",
+    "error",
+    "program",
+)
+
+
+def numbered(name: str, number: int) -> str:
+    """Returns the name of a data file of many."""
+    return f"{name}/{number // FOLDER_FILES}/{number}"
+
+
+@dataclass(frozen=True)
+class PageEpisode:
+    """Holds what a page shows of an episode.
+
+    Attributes:
+        description: in JSON's types.
+        arrays: by "row.column".
+        vocabulary: the text of each token id that occurs.
+        tokens: of its responses, counted.
+    """
+
+    description: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    vocabulary: dict[int, str]
+    tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        episode: RecordedEpisode,
+        rows: list[RowTokens],
+        path: dict[str, Any],
+        faults: list[str],
+        texts: TokenTexts,
+    ) -> "PageEpisode":
+        """Gathers an episode's description, arrays and token texts."""
+        arrays: dict[str, np.ndarray] = {}
+        vocabulary: dict[int, str] = {}
+        described = []
+        for number, (row, recorded) in enumerate(zip(rows, episode.rows, strict=True)):
+            ids = {
+                "prompt_ids": recorded.prompt_ids,
+                "response_ids": recorded.tokens["response_ids"],
+            }
+            for one in np.unique(np.concatenate(list(ids.values()))).tolist():
+                vocabulary[one] = texts.of(one)
+            for name, array in {**ids, **row.columns}.items():
+                arrays[f"{number}.{name}"] = array
+            described.append(
+                {
+                    "columns": list(row.columns),
+                    "parent": recorded.parent,
+                    "in_update": row.place is not None,
+                    "texts": texts.joined(ids["response_ids"]),
+                    "prompt_texts": texts.joined(ids["prompt_ids"]),
+                }
+            )
+        description = plain(describe(episode, described, path, faults))
+        tokens = sum(len(recorded) for recorded in episode.rows)
+        return cls(description, arrays, vocabulary, tokens)
+
+
+class EpisodePages:
+    """Collects episodes until a file is full."""
+
+    def __init__(self, folder: DataFolder) -> None:
+        self._folder = folder
+        self.page = 0
+        self._episodes: list[dict[str, Any]] = []
+        self._arrays: dict[str, np.ndarray] = {}
+        self._vocabulary: dict[int, str] = {}
+        self._bytes = 0
+
+    def add(self, episode: PageEpisode) -> tuple[int, int]:
+        """Adds an episode; returns the number of its file and its place in that."""
+        place = len(self._episodes)
+        self._episodes.append(episode.description)
+        self._vocabulary |= episode.vocabulary
+        for name, array in episode.arrays.items():
+            self._arrays[f"{place}.{name}"] = array
+            self._bytes += array.nbytes
+        return self.page, place
+
+    def end_of_group(self) -> None:
+        """Closes the file if it is full."""
+        if self._bytes > PAGE_BYTES:
+            self.write()
+
+    @property
+    def is_overfull(self) -> bool:
+        """Returns whether even a group in the middle has to go to the next file."""
+        return self._bytes > 4 * PAGE_BYTES
+
+    def write(self) -> None:
+        """Writes the file and begins another."""
+        if not self._episodes:
+            return
+        header = {
+            "episodes": self._episodes,
+            "ids": list(self._vocabulary),
+            "texts": list(self._vocabulary.values()),
+        }
+        self._folder.write(numbered("pages", self.page), header, self._arrays)
+        self.page += 1
+        self._episodes, self._arrays, self._vocabulary, self._bytes = [], {}, {}, 0
+
+
+def describe(
+    episode: RecordedEpisode,
+    rows: list[dict[str, Any]],
+    path: dict[str, Any],
+    faults: list[str],
+) -> dict[str, Any]:
+    """Returns all of an episode but its arrays."""
+    facts = {name: value for name, value in episode.entries.items() if name not in SHOWN_ELSEWHERE}
+    return {
+        "id": episode.episode_id,
+        "uid": episode.uid,
+        "messages": messages(episode.initial_messages),
+        "turns": [describe_turn(turn) for turn in episode.turns],
+        "failed_attempts": [describe_attempt(attempt) for attempt in episode.failed_attempts],
+        "error": episode.text("error"),
+        "program": describe_program(episode.entries.get("program")),
+        "facts": facts,
+        "rows": rows,
+        "path": path,
+        "faults": faults,
+    }
+
+
+def describe_program(record: Any) -> list[list[str]]:
+    """Returns what a page shows of a program: names and texts; nothing where there was none."""
+    if not isinstance(record, dict):
+        return []
+    shown = []
+    for name, value in record.items():
+        if isinstance(value, dict):
+            value = ", ".join(
+                f"{of_it} {as_text(count)}" for of_it, count in value.items() if count
+            )
+        if value not in (None, ""):
+            shown.append([as_text(name), as_text(value)])
+    return shown
+
+
+def messages(recorded: Any) -> list[list[str]]:
+    """Returns role and text of each message; of what is no list of messages its JSON."""
+    if not isinstance(recorded, list):
+        return [["", as_text(recorded)]] if recorded else []
+    shown = []
+    for message in recorded:
+        if isinstance(message, dict):
+            shown.append([as_text(message.get("role", "")), message_text(message)])
+        else:
+            shown.append(["", as_text(message)])
+    return shown
+
+
+def describe_turn(turn: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a page shows of a turn."""
+    kept = ("reward", "finish_reason", "done", "env_seconds", "tool_calls", "info", "anchor")
+    facts = {name: turn[name] for name in kept if turn.get(name) not in (None, [], {}, "")}
+    shown: dict[str, Any] = {
+        "text": as_text(turn.get("text", "")),
+        "observation": messages(turn.get("observation")),
+        "facts": facts,
+    }
+    if isinstance(turn.get("asked"), list):
+        shown["asked"] = messages(turn["asked"])
+        shown["behind"] = turn.get("behind")
+    return shown
+
+
+def describe_attempt(attempt: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a page shows of an attempt that failed and was played again."""
+    turns = attempt.get("turns")
+    shown = [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
+    return {
+        "turns": [describe_turn(turn) for turn in shown],
+        "ending": as_text(attempt.get("ending", "")),
+        "error": as_text(attempt.get("error", "") or ""),
+    }
+
+
+class TextPages:
+    """Collects the texts that a search looks into, several episodes to a file."""
+
+    def __init__(self, folder: DataFolder) -> None:
+        self._folder = folder
+        self.page = 0
+        self._first = 0
+        self._texts: list[list[str]] = []
+        self._length = 0
+
+    def add(self, number: int, texts: list[str]) -> int:
+        """Adds an episode's texts; returns the number of their file."""
+        if not self._texts:
+            self._first = number
+        self._texts.append(texts)
+        self._length += sum(map(len, texts))
+        page = self.page
+        if self._length > TEXT_BYTES:
+            self.write()
+        return page
+
+    def write(self) -> None:
+        """Writes the file and begins another."""
+        if self._texts:
+            header = {"first": self._first, "texts": self._texts}
+            self._folder.write(numbered("texts", self.page), header, {})
+            self.page += 1
+        self._texts, self._length = [], 0
+
+
+def episode_texts(episode: RecordedEpisode) -> list[str]:
+    """Returns the texts that are searched, without those that an episode says twice."""
+    return list(dict.fromkeys(all_texts(episode)))

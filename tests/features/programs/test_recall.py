@@ -1,0 +1,177 @@
+"""What clients see of an answer, and how it is known again; what pays a program."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from custom.env import BadRewardFunction
+from custom.tools.parsers import get_parser
+from features.programs.attempt import without_beginnings
+from features.programs.conversations import Conversations
+from features.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Earned
+from features.programs.play import cut_completion, first_stop
+from features.programs.recall import Recall
+from features.programs.report import NoReward, report_of_output
+from features.programs.rewards import ProgramReward
+from tests.features.programs.hostile import TOOL
+from tests.unit.test_turn_tokens import turn_tokens
+from workers.rollout.engine import Completion, VersionSpan
+from workers.rollout.episode import TurnLimits
+
+ASKED = [{"role": "user", "content": "Hello"}]
+
+
+def shown(recall: Recall, text: str, number: int = 1, **asked: Any) -> AnsweredCompletion:
+    request = AskedCompletion(**({"messages": ASKED} | asked))
+    return recall.shown(request, "id", number, Answer(text=text))
+
+
+def test_thinking_is_told_apart_and_comes_back_as_it_was_sampled() -> None:
+    recall = Recall(get_parser("function"))
+    first = "<think>\nTwo and two\n</think>\n\n4"
+    second = "<think>\nCounting\n</think>\n\n4"
+    answer = shown(recall, first)
+    assert (answer.thinking, answer.text) == ("Two and two", "4")
+    other = [{"role": "user", "content": "Other"}]
+    shown(recall, second, 2, messages=other)
+    for asked, sampled in ((ASKED, first), (other, second)):
+        sent = [*asked, {"role": "assistant", "content": "4"}, {"role": "user", "content": "?"}]
+        assert recall.recalled(sent)[1] == {"role": "assistant", "content": sampled}
+
+
+def test_a_call_comes_back_as_it_was_written_unless_the_client_changed_it() -> None:
+    recall = Recall(get_parser("function"))
+    text = 'So: <tool_call>{"name":"add",  "arguments": {"a": 1}}</tool_call>'
+    answer = shown(recall, text, tools=[TOOL])
+    [call] = answer.calls
+    assert (answer.text, call.name, json.loads(call.arguments)) == ("So:", "add", {"a": 1})
+    assert answer.finish_reason == "tool_calls"
+    function = {"name": "add", "arguments": {"a": 1}}
+    sent = {"role": "assistant", "content": "So:", "tool_calls": [{"function": function}]}
+    assert recall.recalled([*ASKED, sent])[1]["content"] == text
+    changed = {**sent, "tool_calls": [{"function": {**function, "arguments": {"a": 2}}}]}
+    assert recall.recalled([*ASKED, changed])[1] == changed
+
+
+def test_what_cannot_be_read_as_a_call_is_text_and_is_counted() -> None:
+    recall = Recall(get_parser("function"))
+    text = '<tool_call>{"name": "add", </tool_call>'
+    answer = shown(recall, text, tools=[TOOL])
+    assert (answer.text, answer.calls, recall.unread) == (text, [], 1)
+    assert shown(recall, "a call: add(a=1)").calls == []
+    unasked = shown(recall, '<tool_call>{"name": "add", "arguments": {}}</tool_call>')
+    assert not unasked.calls, "nobody offered a tool"
+
+
+def test_a_stop_text_is_left_out_of_what_a_client_sees() -> None:
+    recall = Recall(get_parser("function"))
+    request = AskedCompletion(messages=ASKED)
+    answer = recall.shown(request, "id", 1, Answer(text="one STOP", stop="STOP"))
+    assert answer.text == "one "
+    sent = [*ASKED, {"role": "assistant", "content": "one"}]
+    assert recall.recalled(sent)[1]["content"] == "one STOP"
+
+
+def test_an_answer_that_a_later_request_goes_on_from_stays_though_nobody_took_it() -> None:
+    tokens = turn_tokens("smollm2")
+    limits = TurnLimits(prompt_length=300, response_length=300, max_model_len=600)
+    talk = Conversations(tokens, limits, [])
+    place = talk.place(ASKED, None)
+    assert place is not None
+    ids = tokens.tokenizer.encode("Yes.<|im_end|>", add_special_tokens=False)
+    row = talk.enter(place)
+    completion = Completion(
+        request_id="0.1", token_ids=ids, log_probs=[-1.0] * len(ids), finish_reason="stop"
+    )
+    row.append_sampled(completion, 0)
+    talk.leave(place, 0, ids)
+    following = [*ASKED, {"role": "assistant", "content": "Yes."}, *ASKED]
+    later = talk.place(following, None)
+    assert later is not None and later.kind == "grows"
+    talk.enter(later)
+    assert not talk.retract(0)
+    talk.drop(later)
+    assert row.spans and len(row.ids) == len(ids)
+
+
+def test_a_cut_completion_keeps_the_versions_of_its_tokens() -> None:
+    versions = (VersionSpan(3, 0, 2), VersionSpan(4, 2, 5))
+    whole = Completion(
+        request_id="0.1",
+        token_ids=[1, 2, 3, 4, 5],
+        log_probs=[-1.0] * 5,
+        finish_reason="length",
+        versions=versions,
+    )
+    assert cut_completion(whole, 5) is whole
+    assert cut_completion(whole, 3).versions == (VersionSpan(3, 0, 2), VersionSpan(4, 2, 3))
+    assert cut_completion(whole, 2).versions == (VersionSpan(3, 0, 2),)
+    assert first_stop("a b c", ("c", "b", "x")) == "b" and first_stop("a", ()) is None
+
+
+@pytest.mark.parametrize(
+    ("output", "reward"),
+    [
+        ("1", 1.0),
+        ("words\n-0.5\n\n", -0.5),
+        ('{"reward": 2, "why": "x"}', 2.0),
+        ("true", 1.0),
+        ("\ufeff0.5", 0.5),
+        ('{"reward": 1, "note": "a\u2028b\x85c"}', 1.0),
+        ("10 %\r100 %\r0.5\r\n", 0.5),
+    ],
+)
+def test_the_last_line_pays(output: str, reward: float) -> None:
+    assert report_of_output(output).reward == reward
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "",
+        "words",
+        "NaN",
+        '{"score": 1}',
+        "[1]",
+        '"1"',
+        "null",
+        "1e400",
+        "[" * 5000,
+        '{"conversations": [1]}',
+        '{"conversations": {"a": 1}}',
+        '{"conversations": {"a": {"reward": "1"}}}',
+        '{"reward": 1, "metrics": [1]}',
+    ],
+)
+def test_what_is_no_reward_is_told(output: str) -> None:
+    with pytest.raises(NoReward):
+        report_of_output(output)
+
+
+def test_the_last_line_may_pay_each_conversation_and_name_numbers() -> None:
+    said = {
+        "conversations": {"a": {"reward": 0.5}, "b": {"trained": False}},
+        "metrics": {"steps": 3, "name": "x", "nothing": float("nan")},
+    }
+    report = report_of_output(json.dumps(said))
+    assert report.reward is None
+    assert report.earned == {"a": Earned(reward=0.5), "b": Earned(trained=False)}
+    assert report.metrics == {"steps": 3.0}
+
+
+def test_a_reward_function_gets_what_it_asks_for_by_name() -> None:
+    assert ProgramReward(lambda output: float(output)).run({}, "3", []) == 3.0
+    assert ProgramReward(lambda task, conversations: len(conversations)).run({}, "", [[], []]) == 2
+    own = partial(lambda output, models: float(output) + len(models), models="ab")
+    assert ProgramReward(own).run({}, "3", []) == 5.0, "what the config names stays"
+    with pytest.raises(BadRewardFunction, match="ZeroDivisionError"):
+        ProgramReward(lambda task: 1 / 0).run({}, "", [])
+
+
+def test_a_conversation_that_another_begins_with_is_told_once() -> None:
+    a, b, c = ({"content": text} for text in "abc")
+    assert without_beginnings([[a], [a, b], [c], [a, c]]) == [[c], [a, c], [a, b]]

@@ -1,0 +1,327 @@
+"""The server of programs: retries, hang-ups, deadlines, bounds, what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from custom.tools.parsers import get_parser
+from features.programs import attempt, server
+from features.programs.attempt import Deadlines
+from features.programs.exchange import Answer, Asked, Exited, Gone
+from features.programs.pool import ProgramPool
+from features.programs.recall import Recall
+from features.programs.spec import ProgramSpec
+from tests.features.programs.test_pool import YES
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "Hello"}]}).encode()
+
+
+@dataclass
+class Served:
+    """A pool with one program, whose requests the test itself makes."""
+
+    pool: ProgramPool
+    base: str
+    port: int
+    events: list[Any] = field(default_factory=list)
+
+    def send(self, body: bytes = BODY, path: str = "/v1/chat/completions", **headers: str) -> Any:
+        """Sends a request; the caller reads its response, or closes the connection."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("POST", self.base + path, body, named)
+        return connection
+
+    def heard(self, kind: type, seconds: float = 10.0) -> Any:
+        """Waits for the next event, which is to be of this kind."""
+        until = time.monotonic() + seconds
+        while not self.events and time.monotonic() < until:
+            self.events += [event for _, event in self.pool.poll(0.2)]
+        if not self.events:
+            return None
+        event = self.events.pop(0)
+        assert isinstance(event, kind), event
+        return event
+
+    def answer(self, asked: Asked, text: str = "Yes.") -> None:
+        self.pool.answer(0, asked.number, Answer(text=text, token_ids=(1,), log_probs=(-1.0,)))
+
+
+def text_of(connection: http.client.HTTPConnection) -> str:
+    return json.load(connection.getresponse())["choices"][0]["message"]["content"]
+
+
+def begin(pool: ProgramPool) -> Served:
+    pool.reset(0, 0, 0)
+    until = time.monotonic() + 10
+    while not pool._attempts and time.monotonic() < until:
+        time.sleep(0.01)
+    token = pool._attempts[0].token
+    return Served(pool, f"/e/{token}", pool._server.port)
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """Yields a pool whose program sleeps; `indirect` settings are its spec's."""
+    settings = dict(getattr(request, "param", {}))
+    seconds = settings.pop("sleeps", 60)
+    command = (sys.executable, "-c", f"import time; time.sleep({seconds})")
+    spec = ProgramSpec(command=command, **settings)
+    with ProgramPool({0: spec}, deadlines=Deadlines(), max_tokens=64) as pool:
+        yield begin(pool)
+
+
+def test_a_client_that_was_cut_off_and_asks_again_gets_the_one_answer(served: Served) -> None:
+    first = served.send()
+    asked = served.heard(Asked)
+    first.close()
+    time.sleep(0.2)
+    second = served.send()
+    served.answer(asked)
+    assert text_of(second) == "Yes."
+    assert served.heard(Asked, 0.5) is None, "it is one request"
+
+
+def test_a_delivered_answer_comes_again_only_where_the_client_says_that_it_retries(
+    served: Served,
+) -> None:
+    first = served.send()
+    served.answer(served.heard(Asked), "First")
+    assert text_of(first) == "First"
+    assert text_of(served.send(x_stainless_retry_count="1")) == "First"
+    third = served.send()
+    served.answer(served.heard(Asked), "Third")
+    assert text_of(third) == "Third", "an answer of its own"
+
+
+def test_an_answer_that_nobody_comes_back_for_is_given_up(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "RETRY_S", 0.3)
+    first = served.send()
+    asked = served.heard(Asked)
+    first.close()
+    assert served.heard(Gone).number == asked.number
+    served.answer(asked)
+    again = served.send()
+    other = served.heard(Asked)
+    assert other.number != asked.number
+    served.answer(other)
+    assert text_of(again) == "Yes."
+
+
+def test_two_alike_at_once_are_two_requests(served: Served) -> None:
+    first, second = served.send(), served.send()
+    answers = []
+    for text in ("One", "Two"):
+        served.answer(served.heard(Asked), text)
+    for connection in (first, second):
+        answers.append(text_of(connection))
+    assert sorted(answers) == ["One", "Two"]
+
+
+@pytest.mark.parametrize("served", [{"request_timeout_s": 0.3}], indirect=True)
+def test_a_request_that_waits_too_long_hears_so_and_may_come_back(served: Served) -> None:
+    first = served.send()
+    asked = served.heard(Asked)
+    response = first.getresponse()
+    assert response.status == 504 and b"request_timeout_s" in response.read()
+    second = served.send(x_stainless_retry_count="1")
+    served.answer(asked)
+    assert text_of(second) == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("refusal", "path", "status", "words"),
+    [
+        ("context_length", "/v1/chat/completions", 400, '"code": "context_length_exceeded"'),
+        ("context_length", "/v1/messages", 400, "prompt is too long"),
+        ("engine", "/v1/chat/completions", 500, "server_error"),
+        ("ended", "/v1/messages", 410, '"type": "error"'),
+        ("sampling", "/v1/chat/completions", 400, "invalid_sampling"),
+    ],
+)
+def test_a_refusal_is_told_in_the_protocols_own_form(
+    served: Served, refusal: Any, path: str, status: int, words: str
+) -> None:
+    connection = served.send(path=path)
+    served.pool.answer(0, served.heard(Asked).number, Answer(refusal=refusal, error="no"))
+    response = connection.getresponse()
+    assert response.status == status and words in response.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "choice", "words"),
+    [
+        (
+            "/v1/chat/completions",
+            {"type": "function", "function": {"name": "add"}},
+            '"code": "invalid_request_error"',
+        ),
+        ("/v1/responses", {"type": "function", "name": "add"}, '"code": "invalid_request_error"'),
+        ("/v1/messages", {"type": "tool", "name": "add"}, '"type": "error"'),
+    ],
+)
+def test_a_tool_that_is_to_be_called_by_name_is_refused(
+    served: Served, path: str, choice: Any, words: str
+) -> None:
+    content = {"messages": [{"role": "user", "content": "Hello"}], "input": "Hello"}
+    body = json.dumps(content | {"tool_choice": choice, "max_tokens": 5}).encode()
+    response = served.send(body, path=path).getresponse()
+    told = response.read().decode()
+    assert response.status == 400 and words in told and "the policy's own choice" in told
+
+
+FUNCTION = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+WANTS_A_CALL = [
+    ("/v1/chat/completions", {"tool_choice": "required", "tools": [FUNCTION]}),
+    (
+        "/v1/responses",
+        {"tool_choice": "required", "tools": [{"type": "function", "name": "add"}]},
+    ),
+    (
+        "/v1/messages",
+        {"tool_choice": {"type": "any"}, "tools": [{"name": "add", "input_schema": {}}]},
+    ),
+]
+SAID = {"messages": [{"role": "user", "content": "Hello"}], "input": "Hello", "max_tokens": 5}
+
+
+@pytest.mark.parametrize(("path", "wanted"), WANTS_A_CALL)
+def test_a_client_that_wants_a_call_is_answered_and_the_episode_hears_of_it(
+    served: Served, path: str, wanted: dict[str, Any]
+) -> None:
+    """Agents of some makers ask so for each turn."""
+    connection = served.send(json.dumps(SAID | wanted).encode(), path)
+    asked = served.heard(Asked)
+    assert asked.forces_call
+    served.answer(asked)
+    assert connection.getresponse().status == 200
+    for choice in ("auto", "none"):
+        free = {"type": choice} if path == "/v1/messages" else choice
+        connection = served.send(json.dumps(SAID | wanted | {"tool_choice": free}).encode(), path)
+        asked = served.heard(Asked)
+        assert not asked.forces_call
+        served.answer(asked)
+        assert connection.getresponse().status == 200
+
+
+@pytest.mark.parametrize(("path", "wanted"), WANTS_A_CALL)
+@pytest.mark.parametrize(
+    "odd", [{"tools": []}, {"tool_choice": "always"}, {"tool_choice": ["auto"]}]
+)
+def test_a_choice_of_tools_that_means_nothing_is_refused(
+    served: Served, path: str, wanted: dict[str, Any], odd: dict[str, Any]
+) -> None:
+    response = served.send(json.dumps(SAID | wanted | odd).encode(), path).getresponse()
+    assert response.status == 400 and b'"error"' in response.read()
+
+
+def test_a_refused_stream_has_the_status_of_its_refusal(served: Served) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": True})
+    connection = served.send(body.encode())
+    served.pool.answer(0, served.heard(Asked).number, Answer(refusal="context_length", error="no"))
+    assert connection.getresponse().status == 400
+
+
+@pytest.mark.parametrize("served", [{"sleeps": 1}], indirect=True)
+def test_whoever_asks_after_the_end_hears_that_it_has_ended(served: Served) -> None:
+    waiting = served.send()
+    served.heard(Asked)
+    assert served.heard(Exited).failure == "env_crash"
+    assert waiting.getresponse().status == 410
+    served.pool.finish(0, "env_crash")
+    time.sleep(0.2)
+    assert served.send().getresponse().status == 410
+
+
+def test_headers_that_do_not_come_close_their_connection(
+    monkeypatch: pytest.MonkeyPatch, served: Served
+) -> None:
+    monkeypatch.setattr(server, "HEADERS_S", 0.3)
+    slow = socket.create_connection(("127.0.0.1", served.port), timeout=5)
+    slow.sendall(b"POST /e/x HTTP/1.1\r\nHost: ")
+    assert slow.recv(10) == b"", "closed"
+    connection = served.send()
+    served.answer(served.heard(Asked))
+    assert text_of(connection) == "Yes."
+
+
+@pytest.mark.parametrize("files", [4, 1024])
+def test_one_connection_too_many_is_closed(
+    monkeypatch: pytest.MonkeyPatch, served: Served, files: int
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4 if files == 4 else 2)
+    monkeypatch.setattr(server.resource, "getrlimit", lambda kind: (files, files))
+    held = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(2)]
+    time.sleep(0.2)
+    third = socket.create_connection(("127.0.0.1", served.port), timeout=5)
+    assert third.recv(10) == b""
+    for connection in held:
+        connection.close()
+    time.sleep(0.2)
+    again = served.send()
+    served.answer(served.heard(Asked))
+    assert text_of(again) == "Yes."
+
+
+def test_no_token_can_be_guessed_and_the_address_is_this_machine_alone(served: Served) -> None:
+    assert len(served.base) > 30 and served.pool._server.host == "127.0.0.1"
+    other = Served(served.pool, "/e/" + "x" * 32, served.port)
+    assert other.send().getresponse().status == 401
+
+
+def test_a_program_that_waits_for_a_processor_is_given_its_time() -> None:
+    told: list[Any] = []
+    waited = [0.0]
+
+    async def work() -> Any:
+        made = attempt.Attempt(
+            key=0,
+            spec=ProgramSpec(),
+            seed=0,
+            task="{}",
+            token="t",
+            recall=Recall(get_parser("function")),
+            deadlines=Deadlines(step_s=0.2),
+            tell=lambda key, event: told.append(event),
+            kill=lambda: told.append("killed"),
+            waited=lambda: waited[0],
+        )
+        made.start_clock()
+        await asyncio.sleep(0.1)
+        # Half of a second it was ready to run, and did not.
+        waited[0] = 0.5
+        await asyncio.sleep(0.4)
+        assert not told
+        await asyncio.sleep(0.4)
+        return made
+
+    made = asyncio.run(work())
+    assert told == ["killed"] and "its own" in made.failure
+    assert 0.15 < made.used_s < 0.45
+
+
+def test_deadlines_run_while_nothing_is_sampled_and_stand_still_while_something_is() -> None:
+    spec = ProgramSpec(command=(sys.executable, "-c", "import time; time.sleep(60)"))
+    deadlines = Deadlines(step_s=1.0)
+    with ProgramPool({0: spec}, deadlines=deadlines, max_tokens=64) as pool:
+        served = begin(pool)
+        connection = served.send()
+        asked = served.heard(Asked)
+        time.sleep(1.5)
+        assert served.heard(Exited, 0.1) is None, "its answer takes long, not the program"
+        pool.answer(0, asked.number, YES)
+        assert text_of(connection) == "Yes."
+        exited = served.heard(Exited)
+        assert exited.failure == "env_timeout" and "agent.step_timeout_s=1.0" in exited.error

@@ -1,0 +1,98 @@
+"""Finds the folders of features/ and says what each brings; nothing else reads them.
+
+A feature is a folder `features/NAME` that one may delete. Its `feature.py` holds a `FEATURE`:
+
+    FEATURE = Feature(
+        section=AlarmSettings,                              # its settings, as alarms.KEY
+        observer="features.alarms.observer:open_observer",  # what watches a run
+    )
+
+`feature.py` imports this file and the feature's settings alone. Everything else is named as
+"module:name", and imported where a run asks for it. Invariant: the core knows no feature by name; a
+folder that is gone leaves no trace but the sentence for whoever asks for something of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[1] / "features"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """Says what a feature brings; whatever is left out it does not bring.
+
+    Attributes:
+        section: the class of its settings, a `Section`. The config has it under the folder's name,
+            and `config.section(CLASS)` returns it.
+        moved_keys: a setting's older dotted key -> its key now.
+        moved_modules: an older module, or package with all below it -> its name now.
+        checks: "module:function", config -> sentences on what several sections contradict.
+        observer: "module:function", ObservedRun -> `Observer`, or None where the config turns it
+            off; see training/observers.py.
+        probes: "module:function", (config, role) -> list of `UpdateProbe`; see
+            workers/model/probe.py.
+        sync_probes: "module:function", config -> list of `SyncProbe`.
+        modes: an option of the command line, such as --plan -> "module:function", which is called
+            in place of training with the words of the command line and the signals that end it,
+            and returns the exit code.
+        kinds: "module:NAME" of the kinds of episodes; see workers/rollout/kinds.py.
+        starter: "module:function", (config, program, argv) -> exit code where it starts the run in
+            processes of its own, or None where the run goes on in this one.
+    """
+
+    section: type | None = None
+    moved_keys: Mapping[str, str] = field(default_factory=dict)
+    moved_modules: Mapping[str, str] = field(default_factory=dict)
+    checks: str | None = None
+    observer: str | None = None
+    probes: str | None = None
+    sync_probes: str | None = None
+    modes: Mapping[str, str] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
+    starter: str | None = None
+
+
+@cache
+def features() -> dict[str, Feature]:
+    """Returns the features that there are by the names of their folders, in alphabetical order."""
+    found = {}
+    for file in sorted(FOLDER.glob("*/feature.py")):
+        name = file.parent.name
+        module = importlib.import_module(f"{FOLDER.name}.{name}.feature")
+        found[name] = module.FEATURE
+    return found
+
+
+def sections() -> dict[str, type]:
+    """Returns the classes of the features' settings, by the features' names."""
+    return {name: each.section for name, each in features().items() if each.section is not None}
+
+
+def moved_keys() -> dict[str, str]:
+    """Returns by the older key of a feature's setting what it is called now."""
+    moved: dict[str, str] = {}
+    for feature in features().values():
+        moved |= feature.moved_keys
+    return moved
+
+
+def moved_modules() -> dict[str, str]:
+    """Returns by the older name of a feature's module what it is called now."""
+    moved: dict[str, str] = {}
+    for feature in features().values():
+        moved |= feature.moved_modules
+    return moved
+
+
+def named(attribute: str) -> Iterator[tuple[str, str]]:
+    """Yields (feature, "module:name") for each feature that brings this attribute."""
+    for name, feature in features().items():
+        place = getattr(feature, attribute)
+        if place is not None:
+            yield name, place
