@@ -4,4 +4,4 @@
 """
 
 # The settings of a feature are sections of the config, which reads every feature's: it comes first.
-import training.config  # noqa: F401
+import training.config
