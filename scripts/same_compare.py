@@ -7,6 +7,7 @@ Invariant: what a run computes is compared; what only the machine decides is lef
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ Steps = dict[int, dict[str, Any]]
 
 
 @dataclass
-class Comparison:
+class RunDifferences:
     """Holds what came of comparing two runs.
 
     Attributes:
@@ -44,11 +45,11 @@ class Comparison:
     compared: dict[str, int] = field(default_factory=dict)
 
 
-def compare_runs(old: Path, new: Path, last_step: int) -> Comparison:
+def compare_runs(old: Path, new: Path, last_step: int) -> RunDifferences:
     """Compares the folders of two runs that ended well, step by step, then the last checkpoint."""
     old_steps = read_steps(old / "metrics.jsonl")
     new_steps = read_steps(new / "metrics.jsonl")
-    result = Comparison()
+    result = RunDifferences()
     old_names = metric_names(old_steps)
     new_names = metric_names(new_steps)
     result.new = sorted(new_names - old_names)
@@ -188,7 +189,10 @@ def _read_part(folder: Path) -> dict[str, Tensor]:
     for name, entry in entries.items():
         if isinstance(entry, TensorStorageMetadata):
             state[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
-    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    with warnings.catch_warnings():
+        # It says that there is one process, as there is.
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
     return state
 
 

@@ -1,11 +1,12 @@
 """Proves that two checkouts train bitwise alike: the same deterministic runs in both, compared.
 
-    python scripts/same_numbers.py OLD_TREE NEW_TREE [--runs NAME ...] [--out FOLDER]
-        [--python PYTHON] [--again]
+    python scripts/same_numbers.py OLD_TREE NEW_TREE [--runs NAME ... | --fast]
+        [--out FOLDER] [--python PYTHON] [--again]
 
 Compared are every metric of every step but time, memory and load, all weights and optimizer tensors
 of the last checkpoint, and the dumped episodes. Prints a line a run, then the metrics that are new
 or gone; the exit code is 1 where anything differs. A new tree is given the old one's settings.
+--fast leaves out the runs with vLLM or Ray, which take most of the time.
 
     OUT/files/            the models, made once, with OLD_TREE's examples
     OUT/COMMIT/RUN/       a run of a tree without uncommitted changes, made once
@@ -31,8 +32,8 @@ from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.same_compare import Comparison, compare_runs
-from scripts.same_runs import LIMIT_S, RUNS, Run, environment, prepare
+from scripts.same_compare import RunDifferences, compare_runs
+from scripts.same_runs import LIMIT_S, RUNS, ComparedRun, environment, prepare, texts_digest
 
 STARTER = Path(__file__).resolve().parent / "same_starts.py"
 # In a run's folder: how it was made.
@@ -60,22 +61,23 @@ class Tree:
     files: Path
     python: str
 
-    def folder(self, run: Run) -> Path:
+    def folder(self, run: ComparedRun) -> Path:
         """Returns the folder of a run."""
         return self.results / run.name
 
-    def argvs(self, run: Run) -> list[list[str]]:
+    def argvs(self, run: ComparedRun) -> list[list[str]]:
         """Returns the arguments of each start of a run."""
         folder = self.folder(run)
         return [run.argv(folder, self.files, steps) for steps in run.starts]
 
-    def result(self, run: Run) -> dict[str, Any] | None:
+    def result(self, run: ComparedRun) -> dict[str, Any] | None:
         """Reads how a run ended well; None where it did not, or had other settings."""
         path = self.folder(run) / RESULT
         if not path.is_file():
             return None
         result = json.loads(path.read_text())
-        return result if result["argvs"] == self.argvs(run) else None
+        is_of_today = result["argvs"] == self.argvs(run) and result["texts"] == texts_digest()
+        return result if is_of_today else None
 
 
 def describe_tree(path: Path, out: Path, python: str, *, again: bool) -> Tree:
@@ -100,7 +102,7 @@ def _git(tree: Path, *words: str) -> str | None:
 # Making runs.
 
 
-def make_missing(tree: Tree, runs: list[Run]) -> None:
+def make_missing(tree: Tree, runs: list[ComparedRun]) -> None:
     """Makes those runs of a tree that are not kept; one that fails leaves its log alone."""
     waiting = []
     for run in runs:
@@ -117,7 +119,7 @@ def make_missing(tree: Tree, runs: list[Run]) -> None:
             _make_alone(tree, run)
 
 
-def _make_together(tree: Tree, runs: list[Run]) -> None:
+def _make_together(tree: Tree, runs: list[ComparedRun]) -> None:
     """Makes runs one after another, forked from one Python."""
     jobs = []
     run_of_job = []
@@ -136,10 +138,10 @@ def _make_together(tree: Tree, runs: list[Run]) -> None:
         for run, line in zip(run_of_job, process.stdout, strict=False):
             endings[run.name].append(json.loads(line))
             if len(endings[run.name]) == len(run.starts):
-                _keep(tree, run, endings[run.name])
+                keep(tree, run, endings[run.name])
 
 
-def _make_alone(tree: Tree, run: Run) -> None:
+def _make_alone(tree: Tree, run: ComparedRun) -> None:
     """Makes a run with a Python of its own for each start."""
     endings = []
     for argv in tree.argvs(run):
@@ -148,7 +150,7 @@ def _make_alone(tree: Tree, run: Run) -> None:
             exit_code = _run_main(tree, argv, log)
         seconds = round(time.monotonic() - began, 1)
         endings.append({"exit_code": exit_code, "seconds": seconds})
-    _keep(tree, run, endings)
+    keep(tree, run, endings)
 
 
 def _run_main(tree: Tree, argv: list[str], log: IO[str]) -> int | None:
@@ -168,31 +170,31 @@ def _run_main(tree: Tree, argv: list[str], log: IO[str]) -> int | None:
     return done.returncode
 
 
-def _keep(tree: Tree, run: Run, endings: list[dict[str, Any]]) -> None:
+def keep(tree: Tree, run: ComparedRun, endings: list[dict[str, Any]]) -> None:
     """Writes how a run was made, where all of its starts ended well; says so."""
     seconds = sum(ending["seconds"] for ending in endings)
     codes = [ending["exit_code"] for ending in endings]
     print(f"  made {run.name} in {tree.path}: {seconds:.1f} s, exit codes {codes}", flush=True)
     if any(codes):
         return
-    result = {"argvs": tree.argvs(run), "seconds": seconds}
+    result = {"argvs": tree.argvs(run), "texts": texts_digest(), "seconds": seconds}
     (tree.folder(run) / RESULT).write_text(json.dumps(result))
 
 
 # Comparing them.
 
 
-def compare(old: Tree, new: Tree, run: Run) -> Comparison:
+def compare(old: Tree, new: Tree, run: ComparedRun) -> RunDifferences:
     """Compares a run in two trees; one that failed is a difference."""
     failed = [tree for tree in (old, new) if tree.result(run) is None]
     if failed:
-        return Comparison(
+        return RunDifferences(
             differences=[f"it failed, see {tree.folder(run) / LOG}" for tree in failed]
         )
     return compare_runs(old.folder(run), new.folder(run), run.last_step)
 
 
-def lines_of(run: Run, comparison: Comparison) -> Iterator[str]:
+def lines_of(run: ComparedRun, comparison: RunDifferences) -> Iterator[str]:
     """Writes what came of a run: equal, or what differs first."""
     if not comparison.differences:
         counts = ", ".join(f"{count} {kind}" for kind, count in comparison.compared.items())
@@ -206,12 +208,13 @@ def lines_of(run: Run, comparison: Comparison) -> Iterator[str]:
         yield f"    and {len(more) - MORE_SHOWN} further differences"
 
 
-def lines_of_names(comparisons: dict[str, Comparison]) -> Iterator[str]:
+def lines_of_names(comparisons: dict[str, RunDifferences]) -> Iterator[str]:
     """Writes the metrics that are new or gone, with how many runs have them."""
     for kind in ("new", "gone"):
         runs_with: dict[str, list[str]] = defaultdict(list)
         for run, comparison in comparisons.items():
-            for name in getattr(comparison, kind):
+            names = comparison.new if kind == "new" else comparison.gone
+            for name in names:
                 runs_with[name].append(run)
         for name, runs in sorted(runs_with.items()):
             yield f"{kind}: {name} (in {len(runs)} runs, such as {runs[0]})"
@@ -221,6 +224,8 @@ def main(argv: list[str]) -> int:
     """Makes what is missing and compares; returns the exit code."""
     args = parse_arguments(argv)
     runs = [RUNS[name] for name in args.runs or RUNS]
+    if args.fast:
+        runs = [run for run in runs if not run.alone]
     out = args.out.resolve()
     old = describe_tree(args.old, out, args.python, again=False)
     new = describe_tree(args.new, out, args.python, again=args.again)
@@ -246,6 +251,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("old", type=Path, metavar="OLD_TREE")
     parser.add_argument("new", type=Path, metavar="NEW_TREE")
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), metavar="NAME")
+    parser.add_argument("--fast", action="store_true", help="without vLLM and Ray")
     parser.add_argument("--out", type=Path, default=Path("outputs/same_numbers"))
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument(

@@ -6,6 +6,7 @@ step, 4 episodes a task, 3 steps. Invariant: a run's command line is the same fo
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -36,6 +37,8 @@ COMMON = (
 # In settings, the folder of what `prepare` makes.
 FILES = "{files}"
 GRPO = ("algorithm.adv_estimator=grpo",)
+# An environment of `env_template`.
+PLAYED = "{path: examples/quickstart_game.py, cls: TerseGuessNumber}"
 # A history that drops odd guesses, so that episodes have several rows.
 FORGETFUL = (
     "{% for m in messages %}<|im_start|> {{ m['role'] }} "
@@ -49,13 +52,14 @@ TWO_REWARDS = '''"""Scores an answer twice, for gdpo."""
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
     """Returns the kinds of reward `hit` and `form`."""
-    length = float(len(solution_str))
-    return {"score": 1.0, "hit": length % 2, "form": length}
+    digits = "".join(letter for letter in solution_str if letter.isdigit())
+    number = float(digits or 0)
+    return {"score": 1.0, "hit": number % 2, "form": number}
 '''
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ComparedRun:
     """Describes one run.
 
     Attributes:
@@ -103,36 +107,36 @@ class Run:
         return [self.config, *settings]
 
 
-def _estimator(name: str, *settings: str, config: str = GAME) -> Run:
+def _estimator(name: str, *settings: str, config: str = GAME) -> ComparedRun:
     """Describes a run of an estimator with the vanilla loss."""
     chosen = (f"algorithm.adv_estimator={name}", *settings)
-    return Run(name=name, settings=chosen, config=config)
+    return ComparedRun(name=name, settings=chosen, config=config)
 
 
-def _loss(name: str, *settings: str) -> Run:
+def _loss(name: str, *settings: str) -> ComparedRun:
     """Describes a run of a loss with grpo."""
     chosen = (*GRPO, f"{ACTOR}.policy_loss.loss_mode={name}", *settings)
-    return Run(name=f"loss_{name}", settings=chosen)
+    return ComparedRun(name=f"loss_{name}", settings=chosen)
 
 
-def _grpo(name: str, *settings: str, config: str = GAME) -> Run:
+def _grpo(name: str, *settings: str, config: str = GAME) -> ComparedRun:
     """Describes a run of grpo with further settings."""
-    return Run(name=name, settings=(*GRPO, *settings), config=config)
+    return ComparedRun(name=name, settings=(*GRPO, *settings), config=config)
 
 
 WHOLE_RUNS = (
-    Run(name="hf_gae", settings=(), starts=(4, 6)),
+    ComparedRun(name="hf_gae", settings=(), starts=(4, 6)),
     _grpo("hf_grpo"),
-    Run(name="prompts_gae", settings=(), config=PROMPTS),
+    ComparedRun(name="prompts_gae", settings=(), config=PROMPTS),
     _grpo("prompts_grpo", f"{ACTOR}.use_kl_loss=true", config=PROMPTS),
-    Run(name="program", settings=GRPO, config=PROGRAM),
-    Run(name="vllm_grpo", settings=(*GRPO, f"{ROLLOUT}.name=vllm"), alone=True),
-    Run(
+    ComparedRun(name="program", settings=GRPO, config=PROGRAM),
+    ComparedRun(name="vllm_grpo", settings=(*GRPO, f"{ROLLOUT}.name=vllm"), alone=True),
+    ComparedRun(
         name="two_ranks",
         settings=("trainer.launcher=ray", "trainer.n_gpus_per_node=2"),
         alone=True,
     ),
-    Run(
+    ComparedRun(
         name="async_level",
         settings=(*GRPO, "trainer.rollout_n_gpus=1", "trainer.async_level=1"),
         starts=(2, 4),
@@ -141,8 +145,8 @@ WHOLE_RUNS = (
 )
 PARTS_OF_A_RUN = (
     _grpo("lora", "actor_rollout_ref.model.lora_rank=4", f"{ACTOR}.use_kl_loss=true"),
-    Run(name="shared_critic", settings=("critic.share_backbone=true",)),
-    Run(
+    ComparedRun(name="shared_critic", settings=("critic.share_backbone=true",)),
+    ComparedRun(
         name="several_rows",
         settings=(
             f"actor_rollout_ref.model.path={FILES}/forgetful/model",
@@ -150,12 +154,43 @@ PARTS_OF_A_RUN = (
         ),
     ),
     _grpo(
+        "several_rows_seq_mean",
+        f"actor_rollout_ref.model.path={FILES}/forgetful/model",
+        "data.max_prompt_length=40",
+        f"{ACTOR}.loss_agg_mode=seq-mean-token-mean",
+    ),
+    _grpo(
         "finished_groups",
         "trainer.train_finished_groups=true",
         f"{ACTOR}.ppo_mini_batch_size=null",
         f"{ACTOR}.ppo_epochs=1",
     ),
-    _grpo("filter_groups", "algorithm.filter_groups.enable=true"),
+    _grpo("filter_groups", "algorithm.filter_groups.enable=true", f"{ROLLOUT}.n=2"),
+    # Two environments in turn, and a validation that samples.
+    _grpo(
+        "mix",
+        "agent.environment.path=null",
+        "agent.environment.cls=null",
+        f"env_template=[{PLAYED}, {PLAYED}]",
+        f"{ROLLOUT}.val_kwargs={{do_sample: true, temperature: 0.8, n: 2}}",
+    ),
+    _grpo(
+        "reward_model",
+        "reward_model.enable=true",
+        "reward_model.model.dtype=float32",
+        f"reward_model.model.path={FILES}/scorer",
+        "reward_model.micro_batch_size_per_gpu=3",
+    ),
+    ComparedRun(
+        name="micro_batches",
+        settings=(
+            f"{ACTOR}.ppo_max_token_len_per_gpu=96",
+            "critic.ppo_max_token_len_per_gpu=96",
+            f"{ACTOR}.shuffle=true",
+        ),
+    ),
+    # Nothing that watches or records.
+    _grpo("unwatched", "trainer.alarms=off", "agent.episodes_keep=0"),
     _grpo("observation_loss", "agent.observation_loss_coef=0.5", f"{ACTOR}.entropy_coeff=0.01"),
     _grpo("record_gradients", "agent.record_gradients=true"),
     _grpo("pf_ppo", "algorithm.use_pf_ppo=true"),
@@ -163,7 +198,7 @@ PARTS_OF_A_RUN = (
     _grpo("packed", "actor_rollout_ref.model.use_remove_padding=true"),
     _grpo("bfloat16", f"{ROLLOUT}.dtype=bfloat16", "actor_rollout_ref.model.dtype=bfloat16"),
     _grpo("kl_loss", f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=low_var_kl"),
-    Run(
+    ComparedRun(
         name="kl_in_reward",
         settings=("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"),
     ),
@@ -180,7 +215,7 @@ PARTS_OF_A_RUN = (
         f"{CORRECTION}.rollout_rs_threshold=0.999_1.001",
         f"{ROLLOUT}.dtype=bfloat16",
     ),
-    Run(
+    ComparedRun(
         name="custom_algorithm",
         config=PROMPTS,
         settings=(
@@ -230,7 +265,7 @@ LOSSES = (
     _loss("dppo_kl"),
     _loss("dro", f"{ACTOR}.policy_loss.dro_beta=0.1"),
 )
-RUNS: dict[str, Run] = {
+RUNS: dict[str, ComparedRun] = {
     run.name: run for run in (*WHOLE_RUNS, *PARTS_OF_A_RUN, *ESTIMATORS, *LOSSES)
 }
 
@@ -246,10 +281,28 @@ def prepare(files: Path, tree: Path, python: str) -> None:
     forgetful = files / "forgetful/model"
     if not forgetful.is_dir():
         shutil.copytree(files / "quickstart/model", forgetful)
-        (forgetful / "chat_template.jinja").write_text(FORGETFUL)
+    (forgetful / "chat_template.jinja").write_text(FORGETFUL)
+    if not (files / "scorer").is_dir():
+        _make_scorer(files / "scorer", files / "quickstart/model")
     if not (files / "custom_algorithm.py").is_file():
         shutil.copy(tree / "examples/custom_algorithm.py", files)
     (files / "two_rewards.py").write_text(TWO_REWARDS)
+
+
+def _make_scorer(folder: Path, policy: Path) -> None:
+    """Makes a tiny reward model with random weights, which has the policy's tokenizer."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+    torch.manual_seed(3)
+    config = LlamaConfig.from_pretrained(policy, num_labels=1)
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
+
+
+def texts_digest() -> str:
+    """Returns a digest of the files that are written from texts here."""
+    return hashlib.sha256((TWO_REWARDS + FORGETFUL).encode()).hexdigest()[:12]
 
 
 def environment() -> dict[str, str]:
