@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/gallery.md from a run's folder: `python scripts/gallery.py RUN_DIR`.
+"""Takes the pictures of features/run_page/README.md from a run's folder: `python scripts/gallery.py RUN_DIR`.
 
 A line `<!-- picture NAME: WHAT IT SHOWS -->` in that page is where a picture belongs; the picture
 itself is put into the next line. The run page (RUN_DIR/report.html) and the viewer (RUN_DIR/viewer)

@@ -24,9 +24,10 @@ from training.run.episodes import main as make_viewer
 from training.run.export import main as export
 from training.run.signals import EndingSignals
 
-DOCS = sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "docs").glob("*.md"))
+FILES = [*(PROJECT / "docs").glob("*.md"), *(PROJECT / "features").rglob("*.md")]
+DOCS = sorted(str(path.relative_to(PROJECT)) for path in FILES)
 # Pages whose commands need each other are run by tests/e2e/test_tutorial.py and test_pages_run.py.
-WALKED = ("docs/tutorial.md", "docs/rewards.md", "docs/episodes.md")
+WALKED = ("docs/tutorial.md", "docs/rewards.md", "features/records/README.md")
 PAGES = ("README.md", *(page for page in DOCS if page not in WALKED))
 # Beginnings of indented lines that are commands, and of commands within a text.
 STARTS = (
@@ -81,7 +82,7 @@ ELSEWHERE = {
     "source .venv/bin/activate": "scripts/setup_env.sh",
     "python -m sglang.launch_server": "tests/e2e/test_sglang.py",
     "python scripts/replay.py RUN_DIR/chats": "tests/e2e/test_chat.py",
-    "python -m venv": "docs/trackers.md",
+    "python -m venv": "features/trackers/README.md",
 }
 # What is done with a run that has ended: parts of such commands, and what stands for the run.
 AFTER_TRAINING = ("training.run.episodes", "training.run.export", "--eval", "--chat")
@@ -247,7 +248,8 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
 
 
 def test_the_launch_command_of_the_verl_page_trains(tiny_task: Path, tmp_path: Path) -> None:
-    (command,) = [text for page, text in COMMANDS if page == "docs/verl.md" and "n=4" in text]
+    guide = "features/verl/README.md"
+    (command,) = [text for page, text in COMMANDS if page == guide and "n=4" in text]
     words = words_of(command.replace("outputs/tiny_prompts/task", str(tiny_task)))
     own = [f"trainer.default_local_dir={tmp_path}/run"]
     assert main.run([*words[2:], *own, *TINY], EndingSignals()) == 0

@@ -45,7 +45,7 @@ def test_every_metric_that_the_code_names_has_a_sentence() -> None:
 
 
 def test_every_alarm_is_explained_on_its_page() -> None:
-    page = (PROJECT / "docs/alarms.md").read_text()
+    page = (PROJECT / "features/alarms/README.md").read_text()
     assert [alarm for alarm in ADVICE if f"`{alarm}`" not in page] == []
 
 

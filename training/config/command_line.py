@@ -19,7 +19,7 @@ USAGE = """\
     --explain-all   print every value, its source and its reader
     --plan       print the memory that the run would take, phase by phase; loads no model
     --eval MODEL_OR_CHECKPOINT [--n 16] [--against OTHER] [--out FOLDER] [--pass-reward 1]
-                 play and score the validation tasks, train nothing (docs/evaluation.md)
+                 play and score the validation tasks, train nothing (features/evaluation/README.md)
     --chat MODEL    play one episode with a person (--as environment, policy or watcher)
     --serve MODEL   serve it to programs, without training, and show their rows (--port N)
     --debug      show the traceback of an error

@@ -5,8 +5,8 @@
     tokens    a  a  a | b b | c c c c
 
 A row column has an entry a row, a token column one for each token of the responses, row by row.
-docs/episodes.md lists them. Invariant: numbers are those of the batch that was trained on, in its
-order; dummy rows are left out.
+features/records/README.md lists them. Invariant: numbers are those of the batch that was trained
+on, in its order; dummy rows are left out.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `episode_facts` is what the batch's column of that name holds, once for each episode; the metrics
 (training/run) read nothing else of episodes. An episode's record is a line of the run's episode
-files (docs/episodes.md), which scripts/replay.py reads. Invariant: both are plain data, as JSON
-holds it.
+files (features/records/README.md), which scripts/replay.py reads. Invariant: both are plain data,
+as JSON holds it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -16,14 +16,14 @@ from training.run.page.run_folder import RunFolder
 
 PREFIX = "alarms/"
 COUNT = "alarms/count"
-DOCS = PROJECT_ROOT / "docs" / "alarms.md"
+DOCS = PROJECT_ROOT / "features" / "alarms" / "README.md"
 MOST_ROWS = 400
 MOST_SPANS = 300
 
 
 @cache
 def meanings() -> dict[str, str]:
-    """Reads what docs/alarms.md says that each alarm means; nothing where the docs are not."""
+    """Reads what the alarms' page says that each means; nothing where the page is not there."""
     if not DOCS.is_file():
         return {}
     found = {}
