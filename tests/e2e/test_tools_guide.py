@@ -1,4 +1,4 @@
-"""docs/tools.md and the sandbox's page: their files are tools, their snippets print what they show."""
+"""docs/tools.md, the sandbox's page: their files are tools, snippets print what they show."""
 
 from __future__ import annotations
 
