@@ -38,7 +38,7 @@ except ModuleNotFoundError as missing:
 if TYPE_CHECKING:
     from training.ray_trainer import RayPPOTrainer
 
-# Of an error's text, in the line that a user reads.
+# So much of an error's text stands in the line that a user reads.
 MAX_ERROR_CHARS = 300
 # Options of this file alone; the others are the loader's.
 DEBUG = "--debug"

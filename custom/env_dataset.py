@@ -57,7 +57,7 @@ class CustomEnvDataset(RLHFDataset):
     `environment`, its description. After collation all but the first two are in `non_tensor_batch`.
     """
 
-    # Of a subclass's own.
+    # A subclass may set its own.
     tokenizer_kwargs: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(

@@ -206,7 +206,7 @@ class _Reader(NodeVisitor):
         if number is not None and number >= 0:
             self._note(first=number + 1)
         elif isinstance(node.arg, nodes.Neg) and _number(node.arg.node) and not self._is_inside:
-            # Of the end, outside of what every message is rendered by.
+            # This reads the end, outside of the part that renders every message.
             self._note(distance=_number(node.arg.node) or 0)
         elif step is not None:
             self._note(distance=step)

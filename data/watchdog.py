@@ -244,7 +244,7 @@ def watching(timeout_s: float | None, folder: Path, name: str) -> Iterator[None]
 
 
 def set_records_aside(folder: Path) -> None:
-    """Renames the records of an attempt before, of which those that come are to be told apart."""
+    """Renames the records of an earlier attempt, so that new ones can be told from them."""
     for path in folder.glob("*.txt"):
         path.replace(path.with_name(f"{path.name}.old"))
 

@@ -60,7 +60,7 @@ CORRECTIONS = {
     "token band": RolloutCorrectionConfig(rollout_is="token", rollout_is_threshold="0.5_2.0"),
     "sequence rejection": SEQUENCE_REJECTION,
 }
-# Of settings that change an estimator.
+# Settings that change an estimator.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo no_std": {"norm_adv_by_std_in_grpo": False},
     "gigpo no_std": {"norm_adv_by_std_in_grpo": False},

@@ -1,9 +1,10 @@
 """Takes the pictures of the docs from a run's folder: `python scripts/gallery.py RUN_DIR`.
 
 A line `<!-- picture NAME: WHAT IT SHOWS -->` in a page of PAGES is where a picture belongs; the
-picture itself is put into the next line. The run page (RUN_DIR/report.html) and the viewer (RUN_DIR/viewer)
-are opened in a headless Chromium with a light theme; nothing is trained. Invariant: a picture is
-written only if its page raised no error, and takes at most 300 kB.
+picture itself is put into the next line. The run page (RUN_DIR/report.html) and the viewer
+(RUN_DIR/viewer) are opened in a headless Chromium with a light theme; nothing is trained.
+
+Invariant: a picture is written only if its page raised no error, and takes at most 300 kB.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ PAGE = PROJECT / "docs/learning.md"
 BEGIN = "<!-- learn-table -->"
 END = "<!-- /learn-table -->"
 PAGE_WIDTH = 100
-# Of each kind of run, the head of its table's first column.
+# The head of the table's first column, for each kind of run.
 TITLES = {
     "estimator": "estimator, with the loss vanilla",
     "loss": "loss, with the estimator grpo",

@@ -41,7 +41,7 @@ PLAYER_ANSWERS = {
 }
 # How an error begins whose cause is what a method returned.
 RETURNED = BadEnvironment.__name__
-# Of the words that a warning lists.
+# A warning lists at most so many words.
 MAX_WORDS_SHOWN = 6
 # By so much a player's reward must exceed random play's, which is a sum in another order.
 TOLERANCE = 1e-9
@@ -190,7 +190,7 @@ class _EnvironmentTrial:
             return
         which = "" if crashed == played else ", in all that began with a random answer"
         rule = "what it cannot read it must answer, not raise; "
-        # Of what it returned, or of the config.
+        # The error tells what it returned, or what the config says.
         if any(kind in errors[0] for kind in (RETURNED, UnknownModel.__name__)):
             rule = ""
         message += f"{which} ({rule}agent.max_failure_rate=1 trains all the same)"

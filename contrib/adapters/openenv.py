@@ -31,7 +31,7 @@ LOOK_S = 0.2
 # Bytes of one message of the server's.
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_ERROR_CHARS = 300
-# Of seeds, which the protocol wants to be 0 or more.
+# Seeds lie below this; the protocol wants them to be 0 or more.
 SEEDS = 2**31
 # What every action and observation has, beside its own fields.
 COMMON = ("metadata", "done", "reward")

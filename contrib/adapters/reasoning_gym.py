@@ -12,7 +12,7 @@ from contrib.verifier_process import judge
 from custom.own_generators import OwnGenerators
 from custom.reward_score import NUMBER, extract_answer
 
-# Of a sampled answer.
+# A sampled answer has at most so many digits.
 MAX_DIGITS = 18
 MAX_WORDS = 50
 

@@ -47,7 +47,7 @@ class VerifiersEnvironment(Adapter):
 
     TEMPLATE = "{prompt}"
     OVER = "The episode is over."
-    # Of the episode that is under way.
+    # Belongs to the episode that is under way.
     loop: Any = None
 
     def __init__(self, identifier: str, **kwargs: Any) -> None:

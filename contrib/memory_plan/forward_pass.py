@@ -56,7 +56,7 @@ def peak_of_pass(
     trained = []
     if model_pass.updates:
         trained = [p for p in loop.module.parameters() if p.requires_grad]
-    # Of several micro-batches the later ones find gradients there, and on several ranks FSDP2 has
+    # The later ones of several micro-batches find gradients there, and on several ranks FSDP2 has
     # taken a block's away before the next are made.
     has_gradients = len(micro_batches) > 1 or run.num_ranks > 1
     if has_gradients:

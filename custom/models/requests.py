@@ -23,7 +23,7 @@ from custom.models.settings import ModelSettings
 from custom.models.slots import Slots
 from custom.models.usage import USAGE
 
-# Of an answer, in bytes; a longer one is not read to its end.
+# The most bytes of an answer; a longer one is not read to its end.
 MAX_ANSWER_BYTES = 16 * 2**20
 # Characters of an answer that a message shows.
 MAX_SHOWN_CHARS = 200

@@ -32,7 +32,7 @@ from data.outcome_rewards import place_outcome_rewards
 from data.protocol import DataProto
 from data.watchdog import beat
 
-# Of a response, in an error message.
+# So much of a response is shown in an error message.
 MAX_SHOWN_CHARS = 200
 
 

@@ -73,7 +73,7 @@ class McpSession:
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
-        # Of the connection that is open, if one is.
+        # Belongs to the connection that is open, if one is.
         self._session: Any = None
         self._owner: asyncio.Task[None] | None = None
         self._leave: asyncio.Event | None = None

@@ -27,7 +27,7 @@ ENVIRONMENT_HELP = f"""\
   /done [TEXT]   ends the episode, with a last message or without
   /system TEXT   before the first message: the system message
   /help          this; a message that begins with a slash is written with two"""
-# Of characters that have no width of their own: what may be shown all the same.
+# Characters without a width of their own that may be shown all the same.
 SHOWN_CONTROLS = "\n\t\u200d"
 
 

@@ -70,7 +70,7 @@ def explain_given(loaded: "LoadedConfig") -> str:
         if loaded.sources[key] != "default"
     }
     key_width = max(map(len, given), default=0)
-    # Of long values, as texts, the sources do not stand below each other.
+    # The sources of long values, as texts, do not stand below each other.
     value_width = min(max(map(len, given.values()), default=0), MAX_VALUE_WIDTH)
     lines = [
         f"{key:<{key_width}}  {value:<{value_width}}  {loaded.sources[key]}"

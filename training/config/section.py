@@ -110,7 +110,7 @@ NonNegativeInt = Annotated[int, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 PositiveFraction = Annotated[float, Gt(0), Le(1)]
-# Of whole numbers 0 alone is not true.
+# The only whole number that is not true is 0.
 PositiveOrMinusOne = Annotated[int, Ge(-1), Predicate(bool)]
 NonNegativeOrMinusOne = Annotated[int, Ge(-1)]
 AboveOne = Annotated[float, Gt(1)]

@@ -36,7 +36,7 @@ from workers.weight_sync.saved_form import SavedForm
 READ_BYTES = 1 << 29
 # What a policy with values has before the language model's names, and its value head.
 LM = "lm."
-# Of what a library says of a file.
+# So much of a library's complaint about a file is shown.
 MAX_REASON_CHARS = 300
 VALUE_HEAD = "value_head.weight"
 
@@ -235,7 +235,7 @@ def read_tensors(
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         cause: BaseException = error
         if isinstance(error, CheckpointException):
-            # Of the one rank that reads; the text of the other has its traceback.
+            # The failure of the one rank that reads; the other text has its traceback.
             cause = next(iter(error.failures.values()))[0]
         raise CannotUse(f"{folder} cannot be read: {_in_one_line(cause)}") from error
 

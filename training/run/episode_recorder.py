@@ -38,7 +38,7 @@ from workers.model.token_record import UpdateRecord
 
 logger = logging.getLogger(__name__)
 
-# Of a file of arrays beside the arrays.
+# The bytes of a file of arrays beside the arrays.
 BYTES_OF_HEADERS = 16_384
 
 

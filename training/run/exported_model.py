@@ -205,7 +205,7 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
     """
     try:
         save_file(tensors, path, metadata=METADATA)
-    # Of the library's own kind, a full disk included.
+    # The library raises its own kind, also for a full disk.
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
     path.chmod(0o644)

@@ -5,7 +5,7 @@ import os
 import time
 from contextlib import suppress
 
-# Of a call that took no longer the wait for a processor is not looked up: it is short of any limit.
+# A call that took no longer is short of any limit: its wait for a processor is not looked up.
 SHORT_S = 0.005
 # How old a look at what a task waited may be and still stand for the beginning of a call, where
 # many threads share an interpreter and each look hands it over.

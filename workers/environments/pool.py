@@ -122,7 +122,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self._to_build: deque[PendingCall] = deque()
         self._num_building = 0
         self._running: set[PendingCall] = set()
-        # Of those that run, the ones at their very beginning, and how many of these there may be.
+        # The running episodes at their very beginning, and how many of these there may be.
         self._num_new = 0
         self._most_new = PACED_CALLS
         # Discarded slots, and when each is killed.

@@ -24,7 +24,7 @@ class Buildable(Protocol):
     def build(self) -> Any: ...
 
 
-# Makes an environment pool of what is to be built in it, with settings of its own.
+# Makes an environment pool from the things to be built in it, with settings of its own.
 HomesMaker = Callable[..., EnvironmentPool]
 
 

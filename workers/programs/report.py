@@ -17,7 +17,7 @@ from typing import Any
 from custom.env_calls import check_reward
 from workers.programs.exchange import Earned
 
-# Of a line that is no report, in an error.
+# So much of a line that is no report is shown in an error.
 MAX_LINE_CHARS = 200
 # Metrics of one program that are kept.
 MAX_METRICS = 100

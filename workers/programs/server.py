@@ -43,8 +43,8 @@ MAX_ENDED = 10_000
 SHUTDOWN_S = 1.0
 # Names of the reward's header, and of what the SDKs say when they try again.
 REWARD_HEADER = "X-Reward"
-# Of several agents, who speaks, and in which of its conversations; clients that keep a session's
-# requests together name it so.
+# Names the agent that speaks, and its conversation, where there are several; clients that keep a
+# session's requests together name it so.
 AGENT_HEADER = "X-Agent"
 CONVERSATION_HEADER = "X-Session-ID"
 MAX_NAME_CHARS = 200

@@ -1,4 +1,4 @@
-"""What leaves the engine's process of an episode: the facts for a step's metrics, and its record.
+"""Makes what leaves the engine's process of an episode: facts for metrics, and its record.
 
 `episode_facts` is what the batch's column of that name holds, once for each episode; the metrics
 (training/run) read nothing else of episodes. An episode's record is a line of the run's episode
@@ -30,8 +30,8 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         env_seconds: the environment's own time; seconds: wall time.
         tool_calls: of all turns.
         models: what was asked of models beside the policy, in all attempts.
-        info: the environment's numbers; of a name that several turns give the last counts. Of a
-            program what is counted of its requests, and its own metrics.
+        info: the environment's numbers; the last turn that gives a name counts. A program has the
+            counts of its requests here, and its own metrics.
         sampled_tokens: of all turns.
         paid: what the environment gave in all, 0 where the episode failed; reward: the sum over the
             episode's rows, which it is to be but for `agent.overflow_reward`.

@@ -12,7 +12,7 @@ next are submitted, in a fixed order.
 
 An episode in an environment has one request on its way. A program (workers/programs), which plays
 by itself and asks for its turns, may have several turns sampled at the same time (`Several`), and
-may be heard at any time. Of every episode one thing holds: while none of its turns is sampled its
+may be heard at any time. One thing holds for every episode: while none of its turns is sampled its
 environment is awaited.
 
 Invariant: every request that is not given up is answered exactly once, and on all ranks of a

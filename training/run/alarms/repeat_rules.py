@@ -16,7 +16,7 @@ from training.batch.episode_rows import EpisodeRows
 from training.run.alarms.batch_rules import UNLIKELY, unlikely_excess
 from training.run.alarms.catalogue import Finding, Place
 
-# Of so many tasks one may come twice by chance: seeds have 31 bits.
+# One of so many tasks may come twice by chance: seeds have 31 bits.
 TASKS_A_REPEAT = 256
 
 

@@ -1,6 +1,6 @@
 """Makes a page's rows of alarms, and the spans of steps over which each stood.
 
-A run that recorded its events has what was said. Of an older one the metrics `alarms/NAME` tell
+A run that recorded its events has what was said. For an older one the metrics `alarms/NAME` tell
 when each began, and how long it stood.
 """
 

@@ -9,7 +9,7 @@ from workers.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 
 # How the roles of newer models are called in chat templates.
 ROLES = {"developer": "system"}
-# Of a value, in an error.
+# So much of a value is shown in an error.
 SHOWN_CHARS = 200
 # How often lists and objects of a request may hold each other.
 MAX_DEPTH = 100
