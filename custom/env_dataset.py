@@ -19,7 +19,7 @@ from custom.env_factory import make_environment
 from data.rl_dataset import RLHFDataset, truncate
 from data.turn_tokens import encode_chat
 
-# What a data file may say, and what holds where it does not.
+# The keys of a data file, and their values where it lacks them.
 DESCRIPTION: dict[str, Any] = {
     "environment": "gymnasium:FrozenLake-v1",
     "kwargs": {},

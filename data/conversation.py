@@ -61,7 +61,7 @@ class Conversation:
         known_tools = turns.marked_tools(tools)
         self._tools = known_tools.marked
         self._messages = turns.marked(turns.foldable(messages))
-        # What is rendered: all messages, or those of the window.
+        # The rendered messages: all, or those of the window.
         self._shown = list(self._messages)
         self._leaves_out = False
         self._window: Window | None = turns.window(tools)

@@ -19,7 +19,7 @@ from jinja2.visitor import NodeVisitor
 ENVIRONMENT = Environment(
     trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
 )
-# What else a template may be made of would show it the messages by other ways, or keep a state.
+# These parts of a template would show it the messages by other ways, or keep a state.
 FOREIGN = (
     nodes.Extends,
     nodes.Block,
@@ -246,7 +246,7 @@ class _Reader(NodeVisitor):
             self.generic_visit(node)
 
     def _note(self, first: int | None = None, distance: int | None = None) -> None:
-        # What is skipped shifts the places in a rest.
+        # Skipped messages shift the places in a rest.
         if first is not None:
             self.first = max(self.first, first + self.skipped)
         if distance is not None:

@@ -220,7 +220,7 @@ class Watchdog:
             headline = f"{self.name}: {self.where}; {still_s:.0f} s after: {self.last_beat}"
             print(headline, file=file, flush=True)
             faulthandler.dump_traceback(file, all_threads=True)
-            # What it reads other threads may be writing.
+            # Other threads may be writing what it reads.
             with suppress(Exception):
                 if self._shown is not None:
                     print(self._describe(self._shown()), file=file)

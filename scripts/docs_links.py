@@ -28,7 +28,7 @@ LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 WORDS_AND_LINK = re.compile(r"\[([^\[\]]*)" + LINK.pattern)
 # Files that a made page stands for.
 MADE_PAGES = {"configs/ppo_trainer.yaml": "api/settings.md"}
-# What a feature's folder gives to the site as it is: its pages and their pictures.
+# A feature's folder gives these to the site as they are: its pages and their pictures.
 OWN_SUFFIXES = {".md", ".png"}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".sbatch": "bash", ".csv": "text"}
 

@@ -7,8 +7,8 @@
     OLD.html                    for each page that has moved, a page that leads to its place now
     site.css, iframe-worker/    how wide tables are shown; what the search needs in files
 
-Invariant: pages of docs/ and features/ read well on a forge. What the site needs beyond them is
-made here.
+Invariant: pages of docs/ and features/ read well on a forge. Anything else that the
+site needs is made here.
 """
 
 from __future__ import annotations

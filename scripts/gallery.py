@@ -37,7 +37,7 @@ PLACE = re.compile(r"<!-- picture (\w+): (.*) -->\n(?:!\[.*\n)?")
 MOST_BYTES = 300_000
 # Colours of a picture, fewer where it is too large with more.
 PALETTES = (256, 128, 64, 32)
-# What is drawn or read from disk after a page has loaded.
+# A page goes on drawing and reading from disk after it has loaded.
 SETTLING_SECONDS = 1.5
 
 

@@ -147,7 +147,7 @@ def all_runs() -> list[Run]:
     return runs
 
 
-# What came of runs.
+# The results of runs.
 
 
 def outcome(run: Run, seconds: float) -> dict[str, Any]:

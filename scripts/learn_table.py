@@ -67,9 +67,9 @@ TITLES = {
     "estimator": "estimator, with the loss vanilla",
     "loss": "loss, with the estimator grpo",
 }
-# What never happened.
+# Stands for a number that there is not.
 DASH = "–"
-# What a run needs, imported before the forks, so that each starts at once.
+# The modules of a run, imported before the forks, so that each starts at once.
 PRELOADED = (
     "training.agent_trainer",
     "workers.fsdp_workers",

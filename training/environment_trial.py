@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds after which it is said that one is still waited for; a whole trial should have ended.
 LONG_S = MAX_TRIAL_S + 5.0
-# What each player of a trial (custom.agent.PLAYERS) answers with.
+# The answers of each player of a trial (custom.agent.PLAYERS).
 PLAYER_ANSWERS = {
     "random": "random answers",
     "garbage": "unreadable ones",

@@ -24,7 +24,7 @@ from training.rollout_mismatch import SAFETY_BOUND, Metrics, compute_offpolicy_m
 Corrected = tuple[DataProto | None, Tensor, Metrics]
 # One number, or two as LOWER_UPPER.
 Threshold = str | float | None
-# What rejects tokens, or sequences by a sum, mean or maximum over their tokens; see
+# These reject tokens, or sequences by a sum, mean or maximum over their tokens; see
 # `rejection_limits`.
 REJECTIONS = (
     "token_k1",

@@ -193,7 +193,7 @@ class SGLangRollout(BaseRollout):
         self.leads = not self.shared or rank() == 0
         self.begin()
 
-    # What it needs of a config.
+    # Its demands on a config.
 
     @classmethod
     def check_config(cls, config: PPOConfig) -> Iterator[str]:

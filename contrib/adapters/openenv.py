@@ -33,7 +33,7 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_ERROR_CHARS = 300
 # Seeds lie below this; the protocol wants them to be 0 or more.
 SEEDS = 2**31
-# What every action and observation has, beside its own fields.
+# Every action and observation has these beside its own fields.
 COMMON = ("metadata", "done", "reward")
 # The releases whose protocol this is.
 VERSIONS = "openenv 0.10 (openenv-core 0.3)"

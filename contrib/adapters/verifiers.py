@@ -69,7 +69,7 @@ class VerifiersEnvironment(Adapter):
         """Starts the episode of the seed's row and returns its first messages."""
         self.close()
         self.loop = asyncio.new_event_loop()
-        # What the agent hears, None at the episode's end; and what it replies.
+        # Messages to the agent, None at the episode's end; and its replies.
         self.heard: asyncio.Queue[list[Message] | None] = asyncio.Queue()
         self.replies: asyncio.Queue[str] = asyncio.Queue()
         task = self.tasks[seed % len(self.tasks)]

@@ -30,7 +30,7 @@ MAX_SHOWN_CHARS = 200
 # Seconds before the first further try; the next ones take twice as long, up to the longest.
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-# What is tried again, beside 5xx.
+# Status codes that are tried again, beside 5xx.
 TRANSIENT = (408, 425, 429)
 
 

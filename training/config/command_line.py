@@ -73,7 +73,7 @@ def read_command_line(argv: list[str]) -> CommandLine:
     parser.add_argument("--explain-all", action="store_true")
     parser.add_argument("words", nargs="*")
     options, unknown = parser.parse_known_intermixed_args(argv)
-    # What follows an unknown option is not told apart from it.
+    # The words after an unknown option cannot be told apart from it.
     words = options.words + [word for word in unknown if not word.startswith("-")]
     overrides = [word for word in words if _is_override(word)]
     files = [word for word in words if word.endswith(YAML_ENDINGS) and not _is_override(word)]

@@ -30,7 +30,7 @@ ONLOOKERS = (
     "contrib/",
     "examples/",
 )
-# What a section may be called, beside its own name, where its settings are read.
+# Code that reads a section's settings may call it so, beside its own name.
 WORDS_OF_ANY_SECTION = {"config", "cfg", "settings", "spec", "choice", "own", "given", "self"}
 # In the list of the values that were given, in characters.
 MAX_VALUE_WIDTH = 32

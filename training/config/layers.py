@@ -51,12 +51,12 @@ THIS_FILE = "_self_"
 CLASS_NAME = "_target_"
 # A key in the text of a problem; some texts shorten it, as in rollout.n.
 DOTTED_KEY = re.compile(r"[a-z_]\w*(?:\.\w+)+")
-# What YAML for OmegaConf writes in place of a value that is still to be given.
+# YAML for OmegaConf writes this in place of a value that is still to be given.
 MISSING = "???"
 # So many of verl's keys are told one by one for each source; verl's own files have a hundred.
 MAX_NOTES_SAID = 8
 NO_ADVICE = " --help lists all keys"
-# What is there instead of a missing file: at most so many names are shown.
+# At most so many names are shown of the files beside a missing one.
 MAX_NAMES_SHOWN = 12
 
 
@@ -105,7 +105,7 @@ class Layers:
             sources[key] = sourced.source
         return sources
 
-    # What layers are read from.
+    # The sources of layers.
 
     def read_yaml(self, path: Path, children: tuple[Path, ...] = ()) -> None:
         """Reads a YAML file as a layer, after the one that it extends.

@@ -15,7 +15,7 @@ from data.names import did_you_mean
 from training.config.leaves import Leaf
 from training.config.section import FINDING
 
-# What a value must be, by the type of pydantic's error; the facts in braces come with the error.
+# The values that are allowed, by the type of pydantic's error, which brings the facts in braces.
 FAULT_SENTENCES = {
     "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be {ge:g} or more",

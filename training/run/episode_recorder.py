@@ -108,7 +108,7 @@ class EpisodeRecorder:
         if not self._writer.close():
             self._warn("what is left", TimeoutError(f"{self.folder} takes no more"))
 
-    # What is recorded
+    # The records
 
     def begin_validation(self, step: int) -> None:
         """Begins a validation, whose file takes the place of one that was there."""

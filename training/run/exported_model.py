@@ -34,7 +34,7 @@ from workers.model.lora import NAME
 # Bytes of a weight file, a larger tensor alone.
 SHARD_BYTES = 2 << 30
 WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
-# What code of others' would be in.
+# Code of others would be in these.
 CODE_FILES = (".py", ".pyc", ".so", ".pkl", ".pt", ".pth")
 METADATA = {"format": "pt"}
 TOKENIZER_CONFIG = "tokenizer_config.json"

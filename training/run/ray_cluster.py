@@ -20,7 +20,7 @@ from training.run.signals import ENDING_SIGNALS, SignalsSeen, set_handlers
 logger = logging.getLogger(__name__)
 # Ray's environment variables, for a cluster of the run's own.
 OWN_CLUSTER = {
-    # What keeps it on loopback, on any system; a `_node_ip_address` of 127.0.0.1 is replaced by one
+    # This keeps it on loopback, on any system; a `_node_ip_address` of 127.0.0.1 is replaced by one
     # that others reach.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Seconds for which a run whose cluster was killed hangs.

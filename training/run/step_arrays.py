@@ -1,4 +1,4 @@
-"""What a step's update was given, and what it made of it, as the columns of STEP.npz.
+"""Columns of STEP.npz: the inputs of a step's update, and its results.
 
     rows      r0        r1    r2
     offsets   0         3     5       9

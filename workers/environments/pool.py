@@ -11,7 +11,7 @@ is thrown away: its agent is closed in the background, its env worker killed if 
 
 A call begins when there is a permit (`num_workers` at a time), and in pace: threads that wake all
 at once would only fight for the interpreter, so no more than PACED_CALLS are at their very
-beginning. What is not answered after PACE_S is at work or asleep, and makes room.
+beginning. An episode that has not answered after PACE_S is at work or asleep, and makes room.
 
 Invariant: every accepted call gets exactly one StepReply, whatever user code does: that of the env
 worker or that of the watch, whichever takes `slot.call` first under the lock; what a discarded

@@ -1,4 +1,4 @@
-"""What comes of one call to an environment, and the form in which it travels between processes.
+"""Defines the reply of one call to an environment, and its form between processes.
 
 Invariant: whatever a call did, a `StepReply` comes back, and a worker that is gone raises
 `WorkerLost`. Only numbers and the records of tool calls are kept of a step's `info`. Replies travel
@@ -80,7 +80,7 @@ class StepReply:
 
 
 class Heard(Protocol):
-    """What a pool says of an episode: a StepReply, or what a program did (workers/programs).
+    """A pool's reply about an episode: a StepReply, or a program's report (workers/programs).
 
     `order` sorts what is said of one episode at the same time.
     """
@@ -90,7 +90,7 @@ class Heard(Protocol):
 
 
 class Pool(Protocol):
-    """What the turn loop needs of a pool, beside the calls that an episode asks for by name."""
+    """The turn loop's view of a pool, beside the calls that an episode asks for by name."""
 
     def poll(self, timeout: float) -> list[tuple[Any, Any]]:
         """Returns what is new, by episode; waits for the first at most `timeout` seconds."""

@@ -13,7 +13,7 @@ from workers.environments.reply import StepReply
 
 
 class Buildable(Protocol):
-    """What an environment pool builds: here something with a method `run`."""
+    """The thing that an environment pool builds: here it has a method `run`."""
 
     @property
     def libraries(self) -> tuple[str, ...]: ...

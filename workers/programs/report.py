@@ -1,4 +1,4 @@
-"""What a program says at its end, by the last line of its output: what it earned, and numbers.
+"""Reads the last line of a program's output: its reward, and numbers.
 
     0.5
     {"reward": 0.5, "metrics": {"steps": 3}}

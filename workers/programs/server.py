@@ -49,7 +49,7 @@ AGENT_HEADER = "X-Agent"
 CONVERSATION_HEADER = "X-Session-ID"
 MAX_NAME_CHARS = 200
 RETRY_HEADER = "x-stainless-retry-count"
-# What a request of another form raises where it is read.
+# A request of another form raises one of these where it is read.
 UNREADABLE = (
     LookupError,
     TypeError,
@@ -77,7 +77,7 @@ class ProgramServer:
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        # What closes connections that have sent no request yet.
+        # The timers that close connections which have sent no request yet.
         self._deadlines: dict[Any, asyncio.TimerHandle] = {}
 
     async def start(self) -> None:
@@ -218,7 +218,7 @@ class ProgramServer:
                 await response.write_eof()
             delivered = True
         except ProtocolError as error:
-            # What was refused nobody comes back for.
+            # Nobody comes back for a refused request.
             delivered = error.status < 500
             raise
         finally:

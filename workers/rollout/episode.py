@@ -1,6 +1,6 @@
 """One episode, as a coroutine that asks and is answered: reset, then sample and step until done.
 
-It is answered by the turn loop (turn_loop.py). What it keeps of a conversation:
+It is answered by the turn loop (turn_loop.py). It keeps this of a conversation:
 
     token_ids     = P0 P1 | A0 A1 A2 | E0 E1 | A3 A4        P: prompt, A: sampled, E: environment
     response_mask =         1  1  1    0  0    1  1
@@ -357,7 +357,7 @@ def take_turns(
             join(episode, reply.messages, conversation, limits)
     except Ended as end:
         return end.args
-    # What the environment said does not fit into the conversation.
+    # The environment's words do not fit into the conversation.
     except TemplateRefusal as error:
         return "env_crash", str(error)
 

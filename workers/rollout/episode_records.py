@@ -129,7 +129,8 @@ def encode_record(facts: Mapping[str, Any], record: Mapping[str, Any]) -> bytes 
     """Writes an episode's facts and record as one object in JSON, as soon as they are made.
 
     So the record's many small objects are gone at once. The reward is left out, as a trainer may
-    give another one. What cannot be written is None, and logged: it costs the record, not the run.
+    give another one. A record that cannot be written is None, and logged: it costs
+    itself, not the run.
     """
     # The number of turns gives way to the turns.
     entry = {**facts, **record}

@@ -35,7 +35,7 @@ PASSED_AS_OBJECT = "given"
 OWN_PYTHON = ("python", "python3")
 # By this name programs ask for the policy, as by any that is none of agent.models.
 POLICY = "policy"
-# What a run with tools acts in that has rows and names no environment.
+# A run with tools and rows that names no environment acts in this one.
 DATASET_ROWS = "custom.envs.dataset_row:DatasetRowEnvironment"
 
 

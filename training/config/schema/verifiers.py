@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from training.config.section import InputPath, Section
 
-# What is run in verifiers' interpreter.
+# The program in verifiers' interpreter.
 DRIVER = Path(__file__).resolve().parents[3] / "workers/programs/with_verifiers/verifiers_driver.py"
 PREFIX = "verifiers:"
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from training.run.validation_names import is_validation_mean, short_name
 
-# What `timing_s/step` is made of, in the order of a step; other sections come beside it.
+# The parts of `timing_s/step`, in the order of a step; other sections come beside it.
 SECTIONS = (
     "gen",
     "reward",

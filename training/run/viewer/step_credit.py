@@ -29,7 +29,7 @@ from training.run.viewer.update_columns import UpdateColumns
 
 # Nothing is computed again for a step with more places than this, rows times the longest.
 MOST_PLACES = 1 << 26
-# What an estimator may read that is not recorded, so that it cannot be called again.
+# An estimator that reads one of these, which are not recorded, cannot be called again.
 NOT_RECORDED = ("sum_pi_squared", "state", "batch", "non_tensor_batch")
 
 

@@ -1,4 +1,4 @@
-"""What a protocol consists of, and what all of them share: errors, contents, tool calls."""
+"""Defines a protocol, and the parts that all of them share: errors, contents, tool calls."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

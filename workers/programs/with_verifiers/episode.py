@@ -20,7 +20,7 @@ MAX_ERROR_CHARS = 2000
 
 def main() -> int:
     """Plays the episode of SEED; returns the exit code."""
-    # What tasks, and all that they start, print is no report: it goes to standard error.
+    # The output of tasks, and of all that they start, is no report: it goes to standard error.
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
