@@ -54,7 +54,7 @@ TINY = (
     ),
     *("trainer.n_gpus_per_node=1", "critic.model.path=null"),
 )
-# What cannot run here as it stands: the beginning of the command, and what is run or checked in its
+# Commands that cannot run here as they stand: their beginning, and what is run or checked in their
 # stead.
 ELSEWHERE = {
     "python examples/prepare_gsm8k.py": "--help",
@@ -88,7 +88,7 @@ ELSEWHERE = {
     "python scripts/replay.py RUN_DIR/chats": "tests/e2e/test_chat.py",
     "python -m venv": "features/trackers/README.md",
 }
-# What is done with a run that has ended: parts of such commands, and what stands for the run.
+# Parts of commands for a run that has ended, and the words that stand for the run.
 AFTER_TRAINING = ("training.run.episodes", "training.run.export", "--eval", "--chat")
 RUNS = re.compile(
     r"^(outputs/quickstart/run|outputs/one|outputs/other|RUN_DIR)(/global_step_130)?$"
@@ -140,7 +140,7 @@ def test_a_command_of_the_docs_runs(
         next((how for start, how in ELSEWHERE.items() if command.startswith(start)), None),
     )
     if words[0] == "make":
-        # What its target runs is there, and make knows it; quickstart, test and check run in CI.
+        # Its target's program is there, and make knows it; quickstart, test and check run in CI.
         run("make", "-n", *words[1:])
     elif how is not None and how.startswith("--"):
         refused = subprocess.run(
@@ -162,7 +162,7 @@ def test_a_command_of_the_docs_runs(
     elif "training.run.report" in command:
         assert "page: " in run(*with_own_runs(words, tmp_path))
     elif any(part in command for part in AFTER_TRAINING):
-        # Of a person who leaves at once.
+        # The person leaves at once.
         monkeypatch.setattr(sys, "stdin", io.StringIO())
         run_after_training(words, ended_run, tiny_game, tmp_path)
     else:
@@ -243,7 +243,7 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
         assert "actor update" in run(*given, *own)
         return
     if any(word.startswith(("--explain", "trainer.nnodes")) for word in words):
-        # Of several machines the settings alone.
+        # Only the settings of several machines are looked at.
         assert "trainer.default_local_dir" in run(*given, *own, "--explain")
         return
     # In this process: the imports are most of a command's time.

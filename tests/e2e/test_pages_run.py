@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv)
-    # What a page's file imports beside it is another folder's in the next test.
+    # A file that a page's file imports is another folder's in the next test.
     monkeypatch.delitem(sys.modules, "scores", raising=False)
     return tmp_path
 

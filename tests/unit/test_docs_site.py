@@ -128,7 +128,7 @@ def test_only_the_words_are_left_of_a_link_into_a_feature_that_is_not_here() -> 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the site is built from."""
+    """The folder that the site is built from."""
     out = tmp_path_factory.mktemp("site") / "source"
     write_pages(out)
     return out

@@ -1,4 +1,4 @@
-"""What every page of the docs keeps to: its beginning, its links and the files that it names."""
+"""Every page of the docs begins with a command, and points to what is there."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_readme_names_every_page_of_the_docs() -> None:
 # A path of a page in code, settings or messages, and the anchor behind it. Pages link by paths
 # from their own folder, which the test above follows.
 NAMED_PAGE = re.compile(r"(?<![\w./])((?:docs|features)/[\w/]+\.md)(?:#([\w-]+))?")
-# What is made from other files, and what only a reader's own folder has.
+# Folders that are made from other files, or that only a reader's own checkout has.
 NOT_READ = {".git", ".venv", ".venv-verifiers", "outputs", "site", "shared"}
 READ = {".py", ".yaml", ".yml", ".toml", ".js", ".html", ".sh", ".sbatch", ".txt", ".md", ""}
 

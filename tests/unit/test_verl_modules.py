@@ -125,7 +125,7 @@ def rows_of_the_table() -> Iterator[tuple[str, list[str], str]]:
 
 
 def test_the_table_of_names_is_true() -> None:
-    """What it calls the same, or different, can be imported; what it calls absent is nowhere."""
+    """Names that it calls the same, or different, can be imported; absent ones are nowhere."""
     rows = list(rows_of_the_table())
     counts = {"same": 0, "differs": 0, "absent": 0}
     for module, names, verdict in rows:

@@ -16,7 +16,7 @@ from workers.programs.pool import ProgramPool
 from workers.programs.spec import ProgramSpec
 
 SOLVE = Path(__file__).parents[2] / "e2e/programs/solve.py"
-# Of the addresses that are for examples alone: no machine has it.
+# One of the addresses for examples alone: no machine has it.
 NOBODYS = "203.0.113.7"
 
 
