@@ -3,7 +3,7 @@
 `--explain` shows the values that were given and what follows from them, `--explain-all` every
 value, where it came from and what reads it; `--plan` prints how much memory the run would take,
 phase by phase, and loads no model; `--eval MODEL` evaluates in place of training (training/modes.py
-lists such options). What is wrong before the first step ends the run with one line, as lack of
+lists such options). A fault before the first step ends the run with one line, as lack of
 memory does; `--debug` shows the traceback.
 """
 
@@ -38,7 +38,7 @@ except ModuleNotFoundError as missing:
 if TYPE_CHECKING:
     from training.ray_trainer import RayPPOTrainer
 
-# Of an error's text, in the line that a user reads.
+# So much of an error's text stands in the line that a user reads.
 MAX_ERROR_CHARS = 300
 # Options of this file alone; the others are the loader's.
 DEBUG = "--debug"

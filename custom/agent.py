@@ -181,8 +181,8 @@ class Agent:
 class CheckedAgent(Agent):
     """Checks a user's agent of any class: it needs `reset` and `step`; the rest is optional.
 
-    Its `step` may return text instead of messages, and what else an environment's may. What it
-    returns is recorded as the trajectory that the reward_fn sees.
+    Its `step` may return text instead of messages, and what else an environment's may. Its
+    values are recorded as the trajectory that the reward_fn sees.
     """
 
     def __init__(self, inner: Any, reward_fn: RewardFn | None, max_observation_chars: int) -> None:
@@ -384,7 +384,7 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
     """Returns the checked reward of a trajectory.
 
     The function gets the environment too where it has a second argument without a default, or one
-    that is named so. What it raises, or returns that is no reward, is a BadRewardFunction; but a
+    that is named so. An exception, or a value that is no reward, is a BadRewardFunction; but a
     model that did not answer it (ModelError) is a failure of the episode.
     """
     where = located(reward_fn, "reward_fn")

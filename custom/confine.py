@@ -1,4 +1,4 @@
-"""What a process that executes texts of the policy's may have, and how it ends.
+"""Bounds a process that executes texts of the policy's, and sees to its end.
 
 Invariant: nothing here imports more than the standard library, as a process is confined before it
 loads anything.

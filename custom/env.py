@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 # {"role": one of ROLES, "content": text}, perhaps with "name" and "tool_call_id".
 Message: TypeAlias = dict[str, str]
 ROLES = ("system", "user", "assistant", "tool")
-# What `reset` and `step` show the policy: a text, or chat messages.
+# `reset` and `step` show this to the policy: a text, or chat messages.
 Observation: TypeAlias = str | list[Message]
-# What `reset` may be given beside the seed: a row of a dataset, by column.
+# `reset` may be given this beside the seed: a row of a dataset, by column.
 Task: TypeAlias = Mapping[str, Any]
 
 

@@ -23,14 +23,14 @@ from data.loading import is_users_file
 # Longer observations are cut in the middle, longer errors at their end.
 MAX_OBSERVATION_CHARS = 20_000
 MAX_ERROR_CHARS = 2_000
-# Of a traceback.
+# A traceback is cut to these.
 MAX_FRAMES = 4
-# Of one observation, and of a message's role, name or tool_call_id.
+# Limits of one observation, and of a message's role, name or tool_call_id.
 MAX_MESSAGES = 1_000
 MAX_NAME_CHARS = 200
-# Of a value that an error message shows.
+# So much of a value is shown in an error message.
 MAX_SHOWN_CHARS = 100
-# Of a text that a user's function raised.
+# So much of a text that a user's function raised is shown.
 MAX_RAISED_CHARS = 300
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 # The keys of a message that chat templates read.
@@ -57,8 +57,8 @@ def reset_environment(
 
     The seed goes to `reset(seed=…)` where its signature takes one. Else Python's and numpy's global
     generators are seeded for this call and put back after it: all threads share those, so that
-    steps that draw from them, and other threads that do, are not reproducible. Of a task `reset` is
-    given the columns that its signature takes.
+    steps that draw from them, and other threads that do, are not reproducible. `reset` is given
+    those columns of a task that its signature takes.
 
     Raises:
         BadEnvironment: it takes no column of the task, or returns no observation.
@@ -244,7 +244,7 @@ def check_done(done: Any, where: str) -> bool:
 def _encodable(text: str) -> str:
     """Replaces each lone surrogate, which no tokenizer takes, by a question mark."""
     if text.isascii():
-        # Of a subclass, such as numpy's strings.
+        # The text is of a subclass, such as numpy's strings.
         return str(text)
     return text.encode("utf-8", "replace").decode("utf-8")
 

@@ -19,7 +19,7 @@ from custom.env_factory import make_environment
 from data.rl_dataset import RLHFDataset, truncate
 from data.turn_tokens import encode_chat
 
-# What a data file may say, and what holds where it does not.
+# The keys of a data file, and their values where it lacks them.
 DESCRIPTION: dict[str, Any] = {
     "environment": "gymnasium:FrozenLake-v1",
     "kwargs": {},
@@ -57,7 +57,7 @@ class CustomEnvDataset(RLHFDataset):
     `environment`, its description. After collation all but the first two are in `non_tensor_batch`.
     """
 
-    # Of a subclass's own.
+    # A subclass may set its own.
     tokenizer_kwargs: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(

@@ -33,7 +33,7 @@ class LoopThread:
             while not future.done():
                 concurrent.futures.wait([future], LOOK_S)
         finally:
-            # Of one that is done this does nothing.
+            # This does nothing to one that is done.
             future.cancel()
         return future.result()
 

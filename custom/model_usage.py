@@ -1,4 +1,4 @@
-"""What was asked of models in this process, until somebody takes it along to a step's metrics.
+"""Counts the questions to models in this process, until somebody takes them to a step's metrics.
 
     process of an environment   USAGE.take() -> StepReply.usage -> the episode's facts
     driver                      USAGE.add(those), and its own -> metrics of the step

@@ -21,7 +21,7 @@ from custom.env_calls import Abandoned, call_method, describe
 # Seconds after which no further episode begins, and a running one is dropped.
 MAX_TRIAL_S = 10.0
 GARBAGE = ("zzz", "I would rather not say.", "?!", "", "The the the the the.")
-# What they answer:
+# Their answers:
 #   random     at random
 #   garbage    what nobody can read
 #   quitting   at random once, then garbage

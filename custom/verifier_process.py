@@ -37,7 +37,7 @@ MAX_ERROR_CHARS = 200
 LIMITS = Limits(network=False, memory_gb=4.0)
 # `custom` and `data` lie side by side in a clone, and where the package is installed.
 ROOT = Path(__file__).resolve().parents[1]
-# What the process runs, with ROOT and a package as its arguments, from any working directory.
+# The program of the process, with ROOT and a package as its arguments, from any working directory.
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -164,7 +164,7 @@ def serve(package: str) -> None:
     die_with_parent()
     adopt_orphans()
     confine(LIMITS)
-    # What a verifier prints is no reply: it goes to the standard error.
+    # A verifier's output is no reply: it goes to the standard error.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     importlib.import_module(package)

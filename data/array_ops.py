@@ -15,7 +15,7 @@ from torch import Tensor
 RowIndex: TypeAlias = Sequence[int] | Sequence[bool] | np.ndarray | Tensor
 # Names of fields; None: all of them.
 Keys: TypeAlias = Sequence[str] | None
-# Of float32 these are 2 MiB, which go back to the system when freed (workers/ranks/memory.py).
+# As float32 these take 2 MiB, which go back to the system when freed (workers/ranks/memory.py).
 BLOCK_ENTRIES = 1 << 19
 
 

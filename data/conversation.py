@@ -61,7 +61,7 @@ class Conversation:
         known_tools = turns.marked_tools(tools)
         self._tools = known_tools.marked
         self._messages = turns.marked(turns.foldable(messages))
-        # What is rendered: all messages, or those of the window.
+        # The rendered messages: all, or those of the window.
         self._shown = list(self._messages)
         self._leaves_out = False
         self._window: Window | None = turns.window(tools)
@@ -107,7 +107,7 @@ class Conversation:
         shown = self._shown
         try:
             closing = self._closing(answer, reply)
-        # Of what is left out the template may have need.
+        # The template may need the messages that are left out.
         except TemplateRefusal:
             closing = None
         if closing is None:
@@ -139,7 +139,7 @@ class Conversation:
             self._placeholder += "x"
 
     def _move_window(self) -> None:
-        """Leaves out of what is rendered what the window does not show, once that is much."""
+        """Stops rendering messages that the window does not show, once these are many."""
         if self._window is None:
             return
         first, last = self._window

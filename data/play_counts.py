@@ -31,7 +31,7 @@ class Running(Protocol):
 
 
 class Loop(Protocol):
-    """What plays; its `running` are the episodes that were begun and have not ended, by number."""
+    """Plays episodes; its `running` are those that were begun and have not ended, by number."""
 
     running: dict[int, Any]
 
@@ -106,7 +106,7 @@ def report_to(address: tuple[str, int], rank: int) -> None:
 
 
 def _report(address: tuple[str, int], rank: int) -> None:
-    # What the store raises when its host has gone.
+    # The store raises anything when its host has gone.
     with suppress(Exception):
         store = _join(address)
         reported: Played | None = None

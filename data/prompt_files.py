@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet
 
 SUFFIXES = (".parquet", ".json", ".jsonl")
-# What Git LFS leaves in the place of a file that was not fetched.
+# Git LFS leaves this in the place of a file that was not fetched.
 LFS_START = b"version https://git-lfs"
 
 

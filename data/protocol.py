@@ -396,7 +396,8 @@ class DataProto(VerlMethods):
         """Writes tensors and JSON, never a pickle: loading runs no code.
 
         JSON's limits apply to object arrays and meta_info: tuples come back as lists, dict keys as
-        strings, numpy values as Python's. What JSON cannot hold raises TypeError naming the field.
+        strings, numpy values as Python's. A value that JSON cannot hold raises
+        TypeError naming the field.
         """
         arrays = {}
         objects = {}

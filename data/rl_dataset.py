@@ -36,7 +36,7 @@ from data.watchdog import beat
 logger = logging.getLogger(__name__)
 # The key under which a row says which file and line it comes from.
 ORIGIN = "__origin__"
-# Of a dataset that makes its rows itself and says no number.
+# Stands for a dataset that makes its rows itself and says no number.
 ROWS_WITHOUT_FILES = 1000
 # Bad rows that an error shows.
 MOST_SHOWN = 3

@@ -19,7 +19,7 @@ from jinja2.visitor import NodeVisitor
 ENVIRONMENT = Environment(
     trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
 )
-# What else a template may be made of would show it the messages by other ways, or keep a state.
+# These parts of a template would show it the messages by other ways, or keep a state.
 FOREIGN = (
     nodes.Extends,
     nodes.Block,
@@ -206,7 +206,7 @@ class _Reader(NodeVisitor):
         if number is not None and number >= 0:
             self._note(first=number + 1)
         elif isinstance(node.arg, nodes.Neg) and _number(node.arg.node) and not self._is_inside:
-            # Of the end, outside of what every message is rendered by.
+            # This reads the end, outside of the part that renders every message.
             self._note(distance=_number(node.arg.node) or 0)
         elif step is not None:
             self._note(distance=step)
@@ -246,7 +246,7 @@ class _Reader(NodeVisitor):
             self.generic_visit(node)
 
     def _note(self, first: int | None = None, distance: int | None = None) -> None:
-        # What is skipped shifts the places in a rest.
+        # Skipped messages shift the places in a rest.
         if first is not None:
             self.first = max(self.first, first + self.skipped)
         if distance is not None:

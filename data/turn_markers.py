@@ -27,7 +27,7 @@ CONVERSATIONS = (
     ("system", "user"),
     ("user", "assistant", "tool"),
 )
-# What an ordinary token of a vocabulary looks like where it is a marker: <…> or […] with a letter.
+# An ordinary token of a vocabulary that is a marker looks like this: <…> or […] with a letter.
 _BRACKETED = re.compile(r"<(?=[^<>]*[^\W\d_])[^\s<>]+>|\[(?=[^][]*[^\W\d_])[^\s\[\]]+\]")
 _TAG = re.compile(r"([<\[])/?([^/<>\[\]]+)([>\]])")
 

@@ -133,7 +133,7 @@ class TurnTokens:
         """Begins a conversation with these messages, which then grows by joins."""
         return Conversation(self, messages, tools)
 
-    # What a program's requests need, which are whole conversations (workers/programs).
+    # Methods for a program's requests, which are whole conversations (workers/programs).
 
     def rendered(self, messages: Messages, tools: Tools = None) -> str:
         """Returns the text of `prompt`, whose special tokens in contents are marked."""
@@ -299,7 +299,7 @@ class TurnTokens:
         marked = self.marked(self.foldable(messages))
         return self._render_as_is(marked, self.marked_tools(tools).marked, add_generation_prompt)
 
-    # What a conversation needs of the template and the tokenizer.
+    # Methods by which a conversation uses the template and the tokenizer.
 
     def foldable(self, messages: Messages) -> Messages:
         """Folds the system message where the template refuses it."""

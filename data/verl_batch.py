@@ -153,7 +153,7 @@ class VerlMethods:
         """Cuts the second dimension of `split_keys` into n_split rows, and repeats all others.
 
         (B, n·L, …) becomes (B·n, L, …). Row b's chunks become rows b·n … b·n + n-1, so pairs stored
-        side by side stay neighbours. Of a column of lists each list is cut.
+        side by side stay neighbours. In a column of lists each list is cut.
         """
         unfolded = self.repeat(n_split)
         fields = {**self.tensors(), **self.non_tensor_batch}

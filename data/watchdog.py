@@ -220,7 +220,7 @@ class Watchdog:
             headline = f"{self.name}: {self.where}; {still_s:.0f} s after: {self.last_beat}"
             print(headline, file=file, flush=True)
             faulthandler.dump_traceback(file, all_threads=True)
-            # What it reads other threads may be writing.
+            # Other threads may be writing what it reads.
             with suppress(Exception):
                 if self._shown is not None:
                     print(self._describe(self._shown()), file=file)
@@ -244,7 +244,7 @@ def watching(timeout_s: float | None, folder: Path, name: str) -> Iterator[None]
 
 
 def set_records_aside(folder: Path) -> None:
-    """Renames the records of an attempt before, of which those that come are to be told apart."""
+    """Renames the records of an earlier attempt, so that new ones can be told from them."""
     for path in folder.glob("*.txt"):
         path.replace(path.with_name(f"{path.name}.old"))
 

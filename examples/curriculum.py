@@ -13,7 +13,7 @@ from custom.env_suite import EnvironmentSuite
 MIN_SUCCESS = 0.5
 # Share of the newest step in the running success rate.
 UPDATE_RATE = 0.2
-# What every environment's weight keeps, however certain or hopeless it is.
+# Every environment keeps this weight, however certain or hopeless it is.
 MIN_WEIGHT = 0.1
 
 

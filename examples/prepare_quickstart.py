@@ -24,7 +24,7 @@ BATCH = 64
 def transcript(rng: random.Random) -> list[dict[str, str]]:
     """Plays one game of a poor player, always of four turns so that all rows have one length."""
     hidden = rng.randint(1, HIGHEST)
-    # What the answers so far say of the hidden number.
+    # The bounds of the hidden number after the answers so far.
     low = 1
     high = HIGHEST
     messages = [{"role": "user", "content": "guess"}]

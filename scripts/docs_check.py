@@ -58,7 +58,7 @@ class Page(HTMLParser):
         if tag == "p":
             self._paragraph = ""
         elif tag == "code" and self._paragraph is not None:
-            # What code says is no Markdown.
+            # Text inside code is no Markdown.
             self._paragraph += "`"
 
     def handle_data(self, data: str) -> None:

@@ -1,9 +1,10 @@
 """Decides where a file of the project stands on the docs' site, and turns links there.
 
     docs/tools.md               tools.md
+    features/chat/README.md     features/chat/README.md, and so with all pages below features/
     custom/env.py               api/environments.md#custom.env, a module of the API reference
     configs/ppo_trainer.yaml    api/settings.md
-    README.md                   project/README.md, and so with any other page outside docs/
+    README.md                   project/README.md, and so with any other page
     configs/agent.yaml          project/configs/agent.yaml.md, the file as a listing
 
 Invariant: a page's links are those that a forge follows, so that they work in both places.
@@ -19,11 +20,16 @@ from scripts.docs_api import API_PAGES
 
 PROJECT = Path(__file__).resolve().parents[1]
 DOCS = PROJECT / "docs"
+FEATURES = PROJECT / "features"
 README = PROJECT / "README.md"
 # [text](file#anchor); a link with a colon names another server.
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+# A whole link, with its text.
+WORDS_AND_LINK = re.compile(r"\[([^\[\]]*)" + LINK.pattern)
 # Files that a made page stands for.
 MADE_PAGES = {"configs/ppo_trainer.yaml": "api/settings.md"}
+# A feature's folder gives these to the site as they are: its pages and their pictures.
+OWN_SUFFIXES = {".md", ".png"}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".sbatch": "bash", ".csv": "text"}
 
 
@@ -35,6 +41,8 @@ def page_of(file: Path) -> str:
     name = file.relative_to(PROJECT).as_posix()
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS).as_posix()
+    if file.is_relative_to(FEATURES) and file.suffix in OWN_SUFFIXES:
+        return name
     if name in MADE_PAGES:
         return MADE_PAGES[name]
     module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
@@ -44,6 +52,19 @@ def page_of(file: Path) -> str:
     return f"project/{name}" if file.suffix == ".md" else f"project/{name}.md"
 
 
+def feature_pages() -> list[Path]:
+    """Lists the pages of the features that are here, those named README.md first in each folder."""
+    pages = FEATURES.rglob("*.md")
+    return sorted(pages, key=lambda page: (page.parent, page.name != "README.md", page.name))
+
+
+def is_of_absent_feature(file: Path) -> bool:
+    """Returns whether a file belongs to a feature whose folder was deleted."""
+    if not file.is_relative_to(FEATURES) or file.parent == FEATURES:
+        return False
+    return not (FEATURES / file.relative_to(FEATURES).parts[0]).is_dir()
+
+
 def link_targets(page: Path) -> list[Path]:
     """Lists the project's files that a page links to, without folders and what is not there."""
     places = [(page.parent / target).resolve() for target, _ in LINK.findall(page.read_text())]
@@ -51,9 +72,9 @@ def link_targets(page: Path) -> list[Path]:
 
 
 def linked_files() -> list[Path]:
-    """Lists the files outside docs/ that get a page: those that a page on the site links to."""
+    """Lists the files that get a page below project/: those that a page on the site links to."""
     found: list[Path] = [README]
-    unread = [*sorted(DOCS.glob("*.md")), README]
+    unread = [*sorted(DOCS.glob("*.md")), *feature_pages(), README]
     while unread:
         for target in link_targets(unread.pop()):
             if target in found or not page_of(target).startswith("project/"):
@@ -72,7 +93,8 @@ def rewritten(page: Path) -> str:
 def with_links_turned(text: str, page: Path) -> str:
     """Turns the links of a text that stands in `page`.
 
-    A link to what is not there stays as it is: the build complains of it.
+    A link to what is not there stays as it is: the build complains of it. Only the words are left
+    of a link into a feature whose folder was deleted.
     """
     here = Path(page_of(page)).parent
 
@@ -84,7 +106,11 @@ def with_links_turned(text: str, page: Path) -> str:
         anchor = link[2] or (f"#{anchor}" if anchor else "")
         return f"]({os.path.relpath(path, here)}{anchor})"
 
-    return LINK.sub(turned, text)
+    def without_absent(link: re.Match[str]) -> str:
+        is_absent = is_of_absent_feature((page.parent / link[2]).resolve())
+        return link[1] if is_absent else link[0]
+
+    return LINK.sub(turned, WORDS_AND_LINK.sub(without_absent, text))
 
 
 def source_page(file: Path) -> str:

@@ -1,9 +1,10 @@
-"""Takes the pictures of docs/gallery.md from a run's folder: `python scripts/gallery.py RUN_DIR`.
+"""Takes the pictures of the docs from a run's folder: `python scripts/gallery.py RUN_DIR`.
 
-A line `<!-- picture NAME: WHAT IT SHOWS -->` in that page is where a picture belongs; the picture
-itself is put into the next line. The run page (RUN_DIR/report.html) and the viewer (RUN_DIR/viewer)
-are opened in a headless Chromium with a light theme; nothing is trained. Invariant: a picture is
-written only if its page raised no error, and takes at most 300 kB.
+A line `<!-- picture NAME: WHAT IT SHOWS -->` in a page of PAGES is where a picture belongs; the
+picture itself is put into the next line. The run page (RUN_DIR/report.html) and the viewer
+(RUN_DIR/viewer) are opened in a headless Chromium with a light theme; nothing is trained.
+
+Invariant: a picture is written only if its page raised no error, and takes at most 300 kB.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ sys.path.insert(0, str(PROJECT))
 from scripts.browser import Browser  # noqa: E402
 from training.config.loader import load_config  # noqa: E402
 
-GALLERY = PROJECT / "docs" / "gallery.md"
-PICTURES = PROJECT / "docs" / "img"
+# The pages with pictures; a page's pictures stand in the folder img beside it.
+RUN_PAGE = PROJECT / "features" / "run_page" / "README.md"
+VIEWER = PROJECT / "features" / "viewer" / "README.md"
+PAGES = (RUN_PAGE, VIEWER)
 # Where a picture belongs, and the picture that stands there from the time before.
 PLACE = re.compile(r"<!-- picture (\w+): (.*) -->\n(?:!\[.*\n)?")
 MOST_BYTES = 300_000
 # Colours of a picture, fewer where it is too large with more.
 PALETTES = (256, 128, 64, 32)
-# What is drawn or read from disk after a page has loaded.
+# A page goes on drawing and reading from disk after it has loaded.
 SETTLING_SECONDS = 1.5
 
 
@@ -43,6 +46,8 @@ class Picture:
     """Names a picture's file, the page below the run's folder, and how far down it is looked at."""
 
     name: str
+    #: the page of the docs that shows it
+    shown_on: Path
     page: str
     #: JavaScript that is run before the picture is taken
     script: str = ""
@@ -59,19 +64,27 @@ class Shown:
 
 
 def pictures(shown: Shown) -> list[Picture]:
-    """Lists what the gallery shows."""
+    """Lists the pictures, in the order of their pages."""
     viewer = "viewer/index.html"
     episode = f"{viewer}#episode/0/train/{shown.step}/{quote(shown.episode_id)}"
     group = f"{viewer}#group/0/train/{shown.step}/{quote(shown.uid)}"
     return [
-        Picture(name="run", page="report.html"),
-        Picture(name="curves", page="report.html", script=_scroll_to("charts")),
-        Picture(name="time", page="report.html", script=_scroll_to("timeline")),
-        Picture(name="list", page=f"{viewer}#list"),
-        Picture(name="step", page=f"{viewer}#list?step={shown.step}&sort=reward"),
-        Picture(name="episode", page=episode),
-        Picture(name="token", page=f"{episode}?row=0&token={shown.token}&color=weight"),
-        Picture(name="group", page=group),
+        Picture(name="run", shown_on=RUN_PAGE, page="report.html"),
+        Picture(name="curves", shown_on=RUN_PAGE, page="report.html", script=_scroll_to("charts")),
+        Picture(name="time", shown_on=RUN_PAGE, page="report.html", script=_scroll_to("timeline")),
+        Picture(name="list", shown_on=VIEWER, page=f"{viewer}#list"),
+        Picture(
+            name="step",
+            shown_on=VIEWER,
+            page=f"{viewer}#list?step={shown.step}&sort=reward",
+        ),
+        Picture(name="episode", shown_on=VIEWER, page=episode),
+        Picture(
+            name="token",
+            shown_on=VIEWER,
+            page=f"{episode}?row=0&token={shown.token}&color=weight",
+        ),
+        Picture(name="group", shown_on=VIEWER, page=group),
     ]
 
 
@@ -103,7 +116,7 @@ def shown_episode(episodes: Path) -> Shown:
             return Shown(step=step, uid=chosen["uid"], episode_id=chosen["episode_id"], token=token)
     raise ValueError(
         f"{episodes} holds no step with a group of unequal rewards, in {len(steps)} steps: the "
-        "gallery needs a run that learned, with agent.episodes_keep above 0"
+        "pictures need a run that learned, with agent.episodes_keep above 0"
     )
 
 
@@ -153,23 +166,27 @@ def take(browser: Browser, run: Path, picture: Picture) -> None:
         time.sleep(SETTLING_SECONDS)
     if errors := browser.errors():
         raise RuntimeError(f"{picture.page} raised: {errors}")
-    out = PICTURES / f"gallery_{picture.name}.png"
+    out = picture.shown_on.parent / "img" / f"gallery_{picture.name}.png"
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(compressed(browser.screenshot()))
     print(f"{out.relative_to(PROJECT)}: {out.stat().st_size / 1000:.0f} kB of {picture.page}")
 
 
 def with_pictures(page: str) -> str:
-    """Returns the gallery's text with a picture at each of its places."""
+    """Returns a page's text with a picture at each of its places."""
     return PLACE.sub(r"<!-- picture \1: \2 -->\n![\2](img/gallery_\1.png)\n", page)
 
 
 def main(run: Path) -> None:
-    """Takes every picture, and puts them into the page."""
-    wanted = pictures(shown_episode(episodes_folder(run)))
+    """Takes every picture, and puts them into their pages."""
+    shown = pictures(shown_episode(episodes_folder(run)))
+    pages = [page for page in PAGES if page.is_file()]
+    wanted = [picture for picture in shown if picture.shown_on in pages]
     with Browser() as browser:
         for picture in wanted:
             take(browser, run, picture)
-    GALLERY.write_text(with_pictures(GALLERY.read_text()))
+    for page in pages:
+        page.write_text(with_pictures(page.read_text()))
 
 
 if __name__ == "__main__":

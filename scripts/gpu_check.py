@@ -36,7 +36,7 @@ OPTIONAL = {
     "tensorboard": "trainer.logger=tensorboard",
 }
 DRY_RUN = os.environ.get("GPU_TESTS_DEVICE") == "cpu"
-# Of a dry run: module of tests/benchmarks -> its arguments.
+# A dry run's arguments: module of tests/benchmarks -> its arguments.
 TINY = {
     "mfu": "--size tiny --device cpu --rows 8 --prompt 16 --response 16 --group 4",
     "step_phases": "--size tiny --device cpu --prompts 2 --tokens 8",
@@ -115,7 +115,7 @@ def main() -> int:
     for title, command in benchmarks.items():
         module, *arguments = command.split()
         if DRY_RUN:
-            # Of an option that is given twice the last value holds.
+            # The last value of an option that is given twice holds.
             arguments += TINY[module].split()
         ended_well[title] = run(title, "-m", f"tests.benchmarks.{module}", *arguments)
     print()

@@ -31,7 +31,7 @@ FOLDER = PROJECT / "outputs/learn_table"
 RUNS = FOLDER / "runs.jsonl"
 KINDS = ("estimator", "loss")
 SEEDS = (0, 1, 2)
-# Of the teacher, which the table does not have.
+# The teacher's seed, which the table does not have.
 TEACHER_SEED = 100
 STEPS = 100
 # The game: numbers from 1 to HIGHEST, guesses, tasks a step, episodes a task.
@@ -47,7 +47,7 @@ LAST = 10
 
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
-# Of every run; the rest is configs/quickstart.yaml's.
+# Settings of every run; the rest is configs/quickstart.yaml's.
 COMMON = (
     f"agent.environment.kwargs={{high: {HIGHEST}, turns: {TURNS}}}",
     f"agent.max_turn={TURNS}",
@@ -147,7 +147,7 @@ def all_runs() -> list[Run]:
     return runs
 
 
-# What came of runs.
+# The results of runs.
 
 
 def outcome(run: Run, seconds: float) -> dict[str, Any]:

@@ -62,14 +62,14 @@ PAGE = PROJECT / "docs/learning.md"
 BEGIN = "<!-- learn-table -->"
 END = "<!-- /learn-table -->"
 PAGE_WIDTH = 100
-# Of each kind of run, the head of its table's first column.
+# The head of the table's first column, for each kind of run.
 TITLES = {
     "estimator": "estimator, with the loss vanilla",
     "loss": "loss, with the estimator grpo",
 }
-# What never happened.
+# Stands for a number that there is not.
 DASH = "–"
-# What a run needs, imported before the forks, so that each starts at once.
+# The modules of a run, imported before the forks, so that each starts at once.
 PRELOADED = (
     "training.agent_trainer",
     "workers.fsdp_workers",

@@ -15,7 +15,7 @@ engine that answers with the recorded ids:
 
 It prints one line for each difference, and ends with exit code 1 if there are any (2: nothing could
 be replayed). An episode whose environment differs is played once more, which tells one that is not
-reproducible from one that has changed. Of a refilled episode the file holds the last attempt. A
+reproducible from one that has changed. The file holds the last attempt of a refilled episode. A
 crash must come again; a call that timed out is not made again, and the turns before it must be the
 same.
 
@@ -65,7 +65,7 @@ ONE_RANK = (
 )
 # Retries are not repeated, and AgentRollout is to hand out its records.
 WITH_RECORDS = ("agent.max_refills=0", "agent.episodes_keep=1")
-# Of the ids in an error.
+# An error shows so many ids.
 NAMES_SHOWN = 5
 # Exit codes.
 SAME = 0

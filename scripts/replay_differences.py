@@ -10,7 +10,7 @@ from scripts.replay_player import Player
 
 # So many episodes have their environments open at once.
 TOGETHER = 16
-# Of a value in a line.
+# So much of a value stands in a line.
 MAX_CHARS = 100
 COMPARED_COLUMNS = ("prompt_ids", "response_ids", "response_mask", "turn_ids")
 

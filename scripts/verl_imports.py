@@ -31,7 +31,7 @@ def main() -> int:
             for line in entry.here:
                 print(f"    {line}")
             for name in entry.missing:
-                print(f"    {name} is not here, see docs/verl_names.md")
+                print(f"    {name} is not here, see features/verl/names.md")
             missing += len(entry.missing)
         if arguments.write:
             file.write_text(rewritten(source), encoding="utf-8")

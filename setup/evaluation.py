@@ -35,11 +35,11 @@ def evaluate(
     out: str | Path | None = None,
     pass_reward: float = PASS_REWARD,
 ) -> dict[str, Any]:
-    """Plays and scores tasks with a model, and trains nothing; docs/evaluation.md explains it.
+    """Plays and scores tasks with a model, and trains nothing (features/evaluation/README.md).
 
     Args:
         config, environment, reward_fn, dataset: as of `RayPPOTrainer`; each row is a task.
-        model: a folder, a checkpoint or a run; see docs/evaluation.md.
+        model: a folder, a checkpoint or a run; see features/evaluation/README.md.
         n: samples of each task; None: one, greedy.
         tasks: of an environment without a dataset.
         out: folder of the results; None: `checkpoint.output_dir`/eval/NAME.

@@ -55,7 +55,7 @@ def find_definition(thing: Any) -> Definition:
     name = target.__qualname__
     module = sys.modules.get(target.__module__)
     is_importable = target.__module__ != "__main__" and getattr(module, name, None) is target
-    # What is built into Python has no file.
+    # A module that is built into Python has no file.
     file = getattr(module, "__file__", None) if is_importable else None
     return Definition(target=target, name=name, file=file)
 

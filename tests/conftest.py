@@ -10,7 +10,7 @@ import os
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Of workers, and of the ranks and programs that tests start, each has one core.
+# Each of the workers, and of the ranks and programs that tests start, has one core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Programs that tests start would compile what they import each time: half of what a start costs.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

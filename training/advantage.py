@@ -123,8 +123,8 @@ def _estimate_in_parts(
     """Computes advantages and returns (B, R) of episodes of several rows.
 
     Part by part, so that memory is in proportion to tokens: lines as long as the longest episode
-    are made of episodes of a similar length alone. What the estimator whitens over the whole batch
-    is whitened at the end.
+    are made of episodes of a similar length alone. An estimator that whitens over the whole
+    batch does so at the end.
     """
     span = algos.estimator_span(adv_estimator)
     mask = data.batch["response_mask"]

@@ -37,7 +37,7 @@ from workers.environments.names import environment_name, environment_source
 from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs
 from workers.rollout.episode_descriptions import describe_episodes
 
-# Of an episode metric's names, those that validation shows too begin with one of these.
+# Validation shows those episode metrics too whose names begin with one of these.
 VALIDATION_METRICS = (
     "agent/episodes",
     "agent/failed",

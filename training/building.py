@@ -79,7 +79,7 @@ def build_trainer(
     trainer_class = AgentTrainer if acts else RayPPOTrainer
     trainer = trainer_class(config, tokenizer, **arguments)
     try_reward(trainer)
-    # What the trial asked of models is no step's.
+    # The trial's questions to models belong to no step.
     USAGE.take()
     return trainer
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds after which it is said that one is still waited for; a whole trial should have ended.
 LONG_S = MAX_TRIAL_S + 5.0
-# What each player of a trial (custom.agent.PLAYERS) answers with.
+# The answers of each player of a trial (custom.agent.PLAYERS).
 PLAYER_ANSWERS = {
     "random": "random answers",
     "garbage": "unreadable ones",
@@ -41,7 +41,7 @@ PLAYER_ANSWERS = {
 }
 # How an error begins whose cause is what a method returned.
 RETURNED = BadEnvironment.__name__
-# Of the words that a warning lists.
+# A warning lists at most so many words.
 MAX_WORDS_SHOWN = 6
 # By so much a player's reward must exceed random play's, which is a sum in another order.
 TOLERANCE = 1e-9
@@ -190,7 +190,7 @@ class _EnvironmentTrial:
             return
         which = "" if crashed == played else ", in all that began with a random answer"
         rule = "what it cannot read it must answer, not raise; "
-        # Of what it returned, or of the config.
+        # The error tells what it returned, or what the config says.
         if any(kind in errors[0] for kind in (RETURNED, UnknownModel.__name__)):
             rule = ""
         message += f"{which} ({rule}agent.max_failure_rate=1 trains all the same)"

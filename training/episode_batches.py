@@ -1,4 +1,4 @@
-"""What trainers that play episodes share: rows that are tasks, rewards, the end of environments.
+"""The parts that trainers of episodes share: rows that are tasks, rewards, the end of environments.
 
 Invariant: it reads batches and rows alone; who plays, and what is trained, is the trainer's.
 """

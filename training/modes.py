@@ -1,4 +1,4 @@
-"""What `main.py` does in place of training: an option that names it, and the function that does it.
+"""Lists what `main.py` does in place of training: an option that names it, and its function.
 
 Features bring them (training/features.py). Invariant: no such function's module is imported before
 it is asked for.

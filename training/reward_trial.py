@@ -28,7 +28,7 @@ from training.reward import compute_reward
 
 logger = logging.getLogger(__name__)
 
-# What the policy is taken to have said, where its tokenizer can say so.
+# The trial's answer, where the policy's tokenizer can say it.
 ANSWER = "42"
 
 

@@ -24,7 +24,7 @@ from training.rollout_mismatch import SAFETY_BOUND, Metrics, compute_offpolicy_m
 Corrected = tuple[DataProto | None, Tensor, Metrics]
 # One number, or two as LOWER_UPPER.
 Threshold = str | float | None
-# What rejects tokens, or sequences by a sum, mean or maximum over their tokens; see
+# These reject tokens, or sequences by a sum, mean or maximum over their tokens; see
 # `rejection_limits`.
 REJECTIONS = (
     "token_k1",
@@ -83,7 +83,7 @@ def compute_rollout_correction_weights(
 
     mean = masked_mean(weights, mask)
     mean_square = masked_mean(weights**2, mask)
-    # Of sequences the ratios themselves; of tokens the weights, whose bounds are known.
+    # Sequences are measured by their ratios, tokens by their weights, whose bounds are known.
     measured = ratio if rollout_is == "sequence" else weights
     lowest, highest = masked_range(measured, mask)
     metrics = {
@@ -160,7 +160,7 @@ def rejection_limits(
     """Reads which statistics reject, with the range that each is to stay in.
 
     Args:
-        rollout_rs: one or more of REJECTIONS, with commas between them. Of a token k1 is -log r, k2
+        rollout_rs: one or more of REJECTIONS, with commas between them. A token's k1 is -log r, k2
             half its square, k3 r - 1 - log r.
         rollout_rs_threshold: one for all, or one for each: for k1 LOWER_UPPER of the ratio, or
             UPPER (LOWER is then 1 / UPPER); for k2 and k3 UPPER.

@@ -123,7 +123,7 @@ def measure_mismatch(
         batch_num_tokens = int(mask.count_nonzero())
     tokens = max(batch_num_tokens, 1)
     kl = (rollout_log_probs - log_probs).masked_fill_(~mask, 0).sum() / tokens
-    # Of the sampled tokens alone, in one line.
+    # Only the sampled tokens count; they stand in one line.
     log_ratio = (log_probs - rollout_log_probs)[mask].clamp_(-SAFETY_BOUND, SAFETY_BOUND)
     ratio = log_ratio.exp()
     shares = {

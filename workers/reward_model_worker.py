@@ -19,7 +19,7 @@ from workers.ranks.dispatch import Dispatch, register
 from workers.ranks.sharding import shard_model
 from workers.ranks.worker_process import start_worker
 
-# What scoring reads of a batch.
+# Scoring reads these fields of a batch.
 FIELDS_READ = ("prompts", "responses", "response_mask", "attention_mask", "raw_prompt")
 
 

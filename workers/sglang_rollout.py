@@ -193,7 +193,7 @@ class SGLangRollout(BaseRollout):
         self.leads = not self.shared or rank() == 0
         self.begin()
 
-    # What it needs of a config.
+    # Its demands on a config.
 
     @classmethod
     def check_config(cls, config: PPOConfig) -> Iterator[str]:
@@ -281,7 +281,7 @@ class SGLangRollout(BaseRollout):
         except ValueError as error:
             logger.warning("SGLang refuses a request: %s", error)
             meta = {"output_token_logprobs": [], "finish_reason": {"type": "abort"}}
-        # Of each sampled token (log-prob, id, text).
+        # Each sampled token has (log-prob, id, text).
         entries = meta["output_token_logprobs"]
         reported = meta["finish_reason"]["type"]
         return Completion(

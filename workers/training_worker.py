@@ -1,4 +1,4 @@
-"""What a worker that trains a model has: the model, its optimiser and schedule, checkpoints.
+"""Holds the parts of a worker that trains: the model, its optimiser and schedule, checkpoints.
 
 Invariant: weights change only in `_update`, which waits until a checkpoint that is being written
 has its copy.
@@ -61,7 +61,7 @@ class TrainingWorker:
         self.section = section
         self.optimizer = build_optimizer(module, section.optim)
         self.scheduler = build_scheduler(self.optimizer, section.optim, total_steps)
-        # What an update is to move, unless no alarm watches.
+        # The weights that an update should move, unless no alarm watches.
         self.trained: list[str] = []
         if self.config.trainer.alarms != "off":
             self.trained = trained_tensors(module)

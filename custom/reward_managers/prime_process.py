@@ -1,4 +1,4 @@
-"""What a process of the prime reward manager runs.
+"""Runs in a process of the prime reward manager.
 
 Invariant: nothing here imports torch, as each of the processes would.
 """

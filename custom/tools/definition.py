@@ -1,4 +1,4 @@
-"""What a tool is: a definition that the model reads, and a method that answers its calls.
+"""Defines a tool: a definition that the model reads, and a method that answers its calls.
 
 Invariant: a tool knows nothing of parsers, counts or turns. It gets arguments by name, and returns
 or raises.

@@ -20,7 +20,7 @@ _SINGLE_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*+)'", re.DOTALL)
 _ESCAPED = re.compile(r"""\\([ntr'"\\])""")
 _PYTHON_WORD = re.compile(r"(True|False|None)\b")
 PYTHON_WORDS = {"True": True, "False": False, "None": None}
-# What a backslash and one of these letters mean; quotes and backslashes mean themselves.
+# The meaning of a backslash and one of these letters; quotes and backslashes mean themselves.
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 

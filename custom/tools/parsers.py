@@ -24,7 +24,7 @@ from data.names import registered
 
 TAG = "<tool_call>"
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "action_input", "tool_input", "input")
-# What stands under one of these is a call, readable or not.
+# Any text under one of these is a call, readable or not.
 CERTAIN_WRAPPERS = ("tool_calls", "tool_call", "function_call")
 OPENAI_KEYS = ("tool_calls", "function_call", "function")
 WRAPPER_KEYS = (*CERTAIN_WRAPPERS, "function", "action", "tool")

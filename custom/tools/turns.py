@@ -14,7 +14,7 @@ from custom.tools.calls import UNKNOWN, CallRecord, ToolCall
 from custom.tools.parsers import ActionParser
 from custom.tools.registry import MAX_NAME_CHARS, ToolRegistry
 
-# Of one turn.
+# The most calls of one turn.
 MAX_CALLS = 32
 NO_CALL = "there is no tool call in this text"
 

@@ -38,7 +38,7 @@ class BaseTool:
 
     def __init__(self, config: dict[str, Any], tool_schema: Any = None) -> None:
         self.config = config
-        # What a subclass returns may need the schema to be there.
+        # A subclass may need the schema to be there.
         self.tool_schema = as_schema(tool_schema)
         self.tool_schema = as_schema(self.tool_schema or self.get_openai_tool_schema())
         if self.tool_schema is None:
@@ -144,7 +144,7 @@ def read_tool_config(path: str) -> Iterator[Tool]:
         if isinstance(tool, Tool):
             yield tool
             continue
-        # What the file says, to the letter, is what the model reads.
+        # The model reads the file's schema to the letter.
         schema = _as_dict(entry, "tool_schema")
         if not schema:
             schema = as_schema(tool.get_openai_tool_schema()).model_dump(exclude_unset=True)

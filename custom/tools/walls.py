@@ -1,4 +1,4 @@
-"""What keeps the Python tool's snippets from your files, the network and other processes here.
+"""Tells what keeps the Python tool's snippets from files, network and processes here.
 
 Nothing is defined here: features/sandbox/walls.py finds it out.
 """

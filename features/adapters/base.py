@@ -1,4 +1,4 @@
-"""What adapters share: a prompt template, an episode's end, the game to close.
+"""The parts that adapters share: a prompt template, an episode's end, the game to close.
 
 Invariant: an adapter's first observation is its prompt template, filled (a str.format template that
 `prompt_template` replaces), and what it cannot read as an action is answered by an observation that

@@ -48,7 +48,7 @@ def legend_of(game: Any) -> Legend:
         return replace(docstring_legend(game), picture=draw_view)
     if package != "gymnasium.envs.toy_text" or name not in PICTURES:
         return docstring_legend(game)
-    # Who asks for another render_mode than the text picture wants the observation itself.
+    # A user who asks for another render_mode than the text picture wants the observation itself.
     has_picture = "ansi" in env.metadata.get("render_modes", ())
     if has_picture and game.render_mode != "ansi":
         return docstring_legend(game)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-# What the three numbers of a cell mean.
+# The meaning of the three numbers of a cell.
 OBJECTS = (
     "unseen",
     "empty",
@@ -30,7 +30,7 @@ OBJECTS = (
 )
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
 DOORS = ("open", "closed", "locked")
-# What the observation's direction means.
+# The meaning of the observation's direction.
 FACING = ("east", "south", "west", "north")
 # Objects that are told by a sign alone; the others by their first letter, in capitals (X: a box).
 SIGNS = {"unseen": "?", "empty": ".", "wall": "#", "floor": ".", "box": "X"}

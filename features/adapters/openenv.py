@@ -31,9 +31,9 @@ LOOK_S = 0.2
 # Bytes of one message of the server's.
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_ERROR_CHARS = 300
-# Of seeds, which the protocol wants to be 0 or more.
+# Seeds lie below this; the protocol wants them to be 0 or more.
 SEEDS = 2**31
-# What every action and observation has, beside its own fields.
+# Every action and observation has these beside its own fields.
 COMMON = ("metadata", "done", "reward")
 # The releases whose protocol this is.
 VERSIONS = "openenv 0.10 (openenv-core 0.3)"

@@ -12,7 +12,7 @@ from custom.reward_score import NUMBER, extract_answer
 from custom.verifier_process import judge
 from features.adapters.base import Adapter, Step
 
-# Of a sampled answer.
+# A sampled answer has at most so many digits.
 MAX_DIGITS = 18
 MAX_WORDS = 50
 

@@ -94,7 +94,7 @@ class TextArenaEnvironment(Adapter):
         self.over = False
         # Unreadable moves of the player's in a row.
         self.unreadable = 0
-        # What the game has said to each player.
+        # The words of the game to each player.
         self.words = ["", ""]
         self.generators = OwnGenerators(seed)
         # The wrapped game reads actions; its observations would repeat the whole history.

@@ -1,4 +1,4 @@
-"""Who plays second in textarena's games for two: random moves, a user's code, an earlier policy.
+"""Plays second in textarena's games for two: random moves, a user's code, an earlier policy.
 
 Each is called with what the game has said to it since its last move, and returns its move.
 """

@@ -37,7 +37,7 @@ LONGEST_COMMAND = 190
 # They stop, rewind or write the game, and are no part of it.
 META_VERBS = "quit|q|restart|restore|save|undo|script|transcript|unscript|noscript|recording|replay"
 META = re.compile(rf"(?i)\btw-\w|\b(?:{META_VERBS})\s*(?:$|[.;,]|then\b)")
-# What a game is asked to report after each command.
+# A game is asked to report these after each command.
 INFOS = ("feedback", "objective", "admissible_commands", "score", "max_score", "won", "lost")
 # The generators share tables and a parser.
 _GENERATING = threading.Lock()

@@ -47,7 +47,7 @@ class VerifiersEnvironment(Adapter):
 
     TEMPLATE = "{prompt}"
     OVER = "The episode is over."
-    # Of the episode that is under way.
+    # Belongs to the episode that is under way.
     loop: Any = None
 
     def __init__(self, identifier: str, **kwargs: Any) -> None:
@@ -69,7 +69,7 @@ class VerifiersEnvironment(Adapter):
         """Starts the episode of the seed's row and returns its first messages."""
         self.close()
         self.loop = asyncio.new_event_loop()
-        # What the agent hears, None at the episode's end; and what it replies.
+        # Messages to the agent, None at the episode's end; and its replies.
         self.heard: asyncio.Queue[list[Message] | None] = asyncio.Queue()
         self.replies: asyncio.Queue[str] = asyncio.Queue()
         task = self.tasks[seed % len(self.tasks)]

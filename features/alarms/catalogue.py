@@ -1,6 +1,6 @@
 """Names every alarm, what to check when it rings, and whether it must stand for two steps.
 
-docs/alarms.md says what each means.
+features/alarms/README.md says what each means.
 """
 
 from typing import NamedTuple

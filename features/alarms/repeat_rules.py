@@ -16,7 +16,7 @@ from features.alarms.batch_rules import UNLIKELY, unlikely_excess
 from features.alarms.catalogue import Finding, Place
 from training.batch.episode_rows import EpisodeRows
 
-# Of so many tasks one may come twice by chance: seeds have 31 bits.
+# One of so many tasks may come twice by chance: seeds have 31 bits.
 TASKS_A_REPEAT = 256
 
 

@@ -40,7 +40,7 @@ class SamplingRules:
             or algorithm.rollout_correction.corrects
         )
         self.is_silent = is_filtered or is_chosen
-        # Of each step, tokens and the sum of -log p less the entropy, nats.
+        # For each step, tokens and the sum of -log p less the entropy, nats.
         self.sums: deque[tuple[float, float]] = deque(maxlen=MEMORY)
 
     def check(self, batch: DataProto, metrics: Metrics, vocabulary: int) -> Iterator[Finding]:

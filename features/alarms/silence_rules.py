@@ -37,7 +37,7 @@ class SilenceRules:
     def __init__(self, source_key: str, textless_ids: Sequence[int]) -> None:
         self.source_key = source_key
         self.textless_ids = textless_ids
-        # Of the last steps: what empty answers earned above chance, its variance, and how far
+        # For each of the last steps: what empty answers earned above chance, its variance, how far
         # scores of a group lay apart.
         self.steps: deque[tuple[float, float, float]] = deque(maxlen=STEPS)
 
@@ -73,7 +73,7 @@ class SilenceRules:
             range_of_scores = max(range_of_scores, float(np.ptp(scores)))
             if empty and others:
                 above += float(scores[is_empty].sum() - empty * scores.mean())
-                # Of `empty` scores that are drawn from the group's, none twice.
+                # The variance of `empty` scores that are drawn from the group's, none twice.
                 variance += float(empty * others / (len(members) - 1) * scores.var())
         return above, variance, range_of_scores
 

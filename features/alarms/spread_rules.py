@@ -1,7 +1,7 @@
 """Judges whether a batch without any spread in its groups is chance.
 
 A policy that has nearly learnt its tasks, or has just begun, often has groups whose scores are all
-equal. Of a few groups all may be so, step after step. Invariant: where spread has been seen before,
+equal. All of a few groups may be so, step after step. Invariant: where spread has been seen before,
 groups without any are a finding only once chance hardly has them.
 """
 

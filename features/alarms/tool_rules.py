@@ -10,7 +10,7 @@ from features.alarms.batch_rules import place_of
 from features.alarms.catalogue import Finding
 from training.batch.episode_rows import EpisodeRows
 
-# Of a tool in a step; fewer that fail may be chance.
+# The fewest calls of a tool in a step; fewer that fail may be chance.
 FEWEST_CALLS = 8
 # The kind of error that a tool's code raises, and kinds of calls that never come to its code.
 RAISED = "exception"

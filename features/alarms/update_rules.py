@@ -27,8 +27,8 @@ LARGEST_REFERENCE_KL = 2.0
 # A jump is so many times the most so far, and at least so many nats.
 JUMP_FACTOR = 5
 LEAST_JUMP = 0.2
-# Nats a token by which a large step moves the sampled tokens, or the canaries; these are random
-# tokens, of which small models are unsure, so that it must be so many times the most so far, too.
+# Nats a token by which a large step moves the sampled tokens, or the canaries. Small models are
+# unsure of the canaries' random tokens: a step must also move them so many times the most so far.
 LARGE_STEP = 1.0
 LARGE_FACTOR = 3
 LARGEST_FIRST_STEP = 3.0

@@ -232,7 +232,7 @@ def play(chat: Chat, model: ModelSpec, engine: BaseRollout) -> int:
             rollout.loop.run(batch)
         except (EOFError, KeyboardInterrupt):
             _leave(episode)
-        # Who presses Ctrl-C once more has a whole record all the same.
+        # A user who presses Ctrl-C once more has a whole record all the same.
         signals.close()
         if person is not None:
             episode.task = person.task

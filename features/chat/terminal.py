@@ -1,4 +1,4 @@
-"""What a person reads and types in a chat.
+"""Shows a chat to a person, and reads what they type.
 
 A message is a line; a line that ends in a backslash goes on in the next, and between two lines of
 three double quotes stands a message of many. A line that begins with a slash is a command, and with
@@ -27,7 +27,7 @@ ENVIRONMENT_HELP = f"""\
   /done [TEXT]   ends the episode, with a last message or without
   /system TEXT   before the first message: the system message
   /help          this; a message that begins with a slash is written with two"""
-# Of characters that have no width of their own: what may be shown all the same.
+# Characters without a width of their own that may be shown all the same.
 SHOWN_CONTROLS = "\n\t\u200d"
 
 
@@ -49,7 +49,7 @@ class Terminal:
     Args:
         lines: where the person types; None: the process's own input.
         out: where text is shown; None: the process's own output.
-        signals: those that end the chat. What comes while nothing is read waits until it is.
+        signals: those that end the chat. One that comes while nothing is read waits.
 
     Attributes:
         is_reading: a line is being read.
@@ -69,7 +69,7 @@ class Terminal:
         self.is_reading = False
         self.has_ended = False
         for stream, errors in ((self.lines, "replace"), (self.out, "backslashreplace")):
-            # What is no text in the terminal's encoding ends no episode.
+            # Bytes that are no text in the terminal's encoding end no episode.
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors=errors)
         self.is_terminal = lines is None and self.lines.isatty()

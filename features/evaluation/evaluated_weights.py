@@ -37,7 +37,7 @@ from workers.weight_sync.manifest import Manifest, iter_weights, weight_manifest
 
 Form = Literal["folder", "checkpoint", "adapters", "peft"]
 NamedTensor = tuple[str, Tensor]
-# Of a checkpoint that are read at a time.
+# So many bytes of a checkpoint are read at a time.
 PIECE_BYTES = 1 << 30
 
 

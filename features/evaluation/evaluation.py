@@ -41,7 +41,7 @@ from workers.fsdp_workers import RewardModelWorker
 
 RESULT = "eval.json"
 CONFIG = "config.yaml"
-# Of a task's reward, from which on an episode passes.
+# An episode passes from this reward on.
 PASS_REWARD = 1.0
 
 

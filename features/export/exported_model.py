@@ -34,7 +34,7 @@ from workers.model.lora import NAME
 # Bytes of a weight file, a larger tensor alone.
 SHARD_BYTES = 2 << 30
 WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
-# What code of others' would be in.
+# Code of others would be in these.
 CODE_FILES = (".py", ".pyc", ".so", ".pkl", ".pt", ".pth")
 METADATA = {"format": "pt"}
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -205,7 +205,7 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
     """
     try:
         save_file(tensors, path, metadata=METADATA)
-    # Of the library's own kind, a full disk included.
+    # The library raises its own kind, also for a full disk.
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
     path.chmod(0o644)

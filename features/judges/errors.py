@@ -1,4 +1,4 @@
-"""What a question to a model raises where it has no answer."""
+"""The errors of a question to a model that has no answer."""
 
 from typing import Literal, TypeAlias
 

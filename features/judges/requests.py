@@ -23,14 +23,14 @@ from features.judges.errors import ErrorKind, ModelError, ModelTimeout
 from features.judges.settings import ModelSettings
 from features.judges.slots import Slots
 
-# Of an answer, in bytes; a longer one is not read to its end.
+# The most bytes of an answer; a longer one is not read to its end.
 MAX_ANSWER_BYTES = 16 * 2**20
 # Characters of an answer that a message shows.
 MAX_SHOWN_CHARS = 200
 # Seconds before the first further try; the next ones take twice as long, up to the longest.
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-# What is tried again, beside 5xx.
+# Status codes that are tried again, beside 5xx.
 TRANSIENT = (408, 425, 429)
 
 

@@ -23,12 +23,12 @@ import psutil
 
 from custom.confine import PR_SET_PDEATHSIG, adopt_orphans, die_with_parent, kill_tree
 
-# Of one line, in bytes.
+# The most bytes of one line.
 MAX_LINE = 8 * 2**20
-# Of all lines since the run's last one, in bytes, and how many they may be.
+# The most bytes of all lines since the run's last one, and the most lines.
 MAX_UNASKED = 64 * 2**20
 MAX_UNASKED_LINES = 2_000
-# Of what the server writes to its standard error.
+# The most bytes that the server may write to its standard error.
 MAX_STDERR = 64 * 2**10
 # Seconds for the server to end by itself once its standard input is closed.
 GRACE_S = 1.0

@@ -30,7 +30,7 @@ MAX_TOOLS = 200
 # Seconds for a connection to be closed.
 CLOSE_S = 5.0
 MAX_ERROR_CHARS = 300
-# What runs a server: behind it ROOT, the server's name and its command.
+# The program that runs a server: behind it ROOT, the server's name and its command.
 GUARD = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -73,7 +73,7 @@ class McpSession:
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
-        # Of the connection that is open, if one is.
+        # Belongs to the connection that is open, if one is.
         self._session: Any = None
         self._owner: asyncio.Task[None] | None = None
         self._leave: asyncio.Event | None = None
@@ -212,7 +212,7 @@ async def _transport(server: McpServer) -> AsyncIterator[Any]:
     from mcp.client.stdio import StdioServerParameters, stdio_client
     from mcp.client.streamable_http import streamable_http_client
 
-    # What a server writes that is no message would be logged, a traceback each. The client's
+    # Lines of a server that are no message would be logged, a traceback each. The client's
     # session has no name of its own.
     for name in ("mcp.client.stdio", "mcp.client.streamable_http", "client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -270,7 +270,7 @@ def _http_client(server: McpServer) -> Any:
             response.stream = Bounded(response.stream)
             return response
 
-    # What nobody unpacks is as long as it looks.
+    # A text that nobody unpacks is as long as it looks.
     headers = {"Accept-Encoding": "identity"}
     for header, name in server.headers_env.items():
         headers[header] = os.environ.get(name, "")

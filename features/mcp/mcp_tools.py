@@ -14,7 +14,7 @@ from custom.tools.definition import Tool, ToolDefinition, ToolError
 from custom.tools.registry import ToolRegistry
 from features.mcp.mcp_session import McpServer, McpSession, require_mcp
 
-# Of a description that the model is shown.
+# So much of a description is shown to the model.
 MAX_DESCRIPTION_CHARS = 4_000
 
 

@@ -2,8 +2,8 @@
 
 Models are built without numbers (fake tensors), and the run's own code, its layout of rows,
 forward, loss and backward, goes once over the largest micro-batch of full rows, while a tracker
-adds up the bytes that live: so the plan follows the code. What that cannot show is computed: what
-FSDP2 gathers, engines' caches, copies for weight sync and checkpoints.
+adds up the bytes that live: so the plan follows the code. The rest is computed: weights
+that FSDP2 gathers, engines' caches, copies for weight sync and checkpoints.
 
     planner.py          `Planner`: all that a rank holds, phase by phase
     planned_run.py      what of a config the plan needs
@@ -16,6 +16,6 @@ FSDP2 gathers, engines' caches, copies for weight sync and checkpoints.
     table.py            the table that is printed, and the advice below it
 
 Invariant: nothing of the size of a weight is allocated. On CUDA attention counts as its kernels
-hold it, on a CPU as blocks of segments do. What allocators keep beyond, and CUDA itself (about
-1 GiB), comes on top.
+hold it, on a CPU as blocks of segments do. Blocks that allocators keep, and CUDA itself (about
+1 GiB), come on top.
 """

@@ -1,4 +1,4 @@
-"""What the rollout engine takes: its weights, its cache, and what it computes with.
+"""The memory of the rollout engine: its weights, its cache, its computations.
 
 An engine says itself what it reserves, and whether it gives it back while the trainer works
 (`Engine.plan_memory`). Invariant: nothing here knows an engine's name.

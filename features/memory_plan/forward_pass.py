@@ -22,7 +22,7 @@ from workers.model.micro_batches import iter_micro_batches
 from workers.model.packing import ForwardBatch
 from workers.model.update_loop import UpdateLoop
 
-# What a loss reads beside the rows themselves: (rows, response_len) each.
+# A loss reads these beside the rows themselves: (rows, response_len) each.
 LOSS_INPUTS = (
     "advantages",
     "old_log_probs",
@@ -32,7 +32,7 @@ LOSS_INPUTS = (
     "returns",
     "response_mask",
 )
-# What losses divide by: any numbers do.
+# Losses divide by these: any numbers do.
 COUNTS = GlobalBatchInfo(dp_size=1, batch_num_tokens=1, global_batch_size=1)
 
 # A gradient is float32, as the weight it is of.
@@ -56,7 +56,7 @@ def peak_of_pass(
     trained = []
     if model_pass.updates:
         trained = [p for p in loop.module.parameters() if p.requires_grad]
-    # Of several micro-batches the later ones find gradients there, and on several ranks FSDP2 has
+    # The later ones of several micro-batches find gradients there, and on several ranks FSDP2 has
     # taken a block's away before the next are made.
     has_gradients = len(micro_batches) > 1 or run.num_ranks > 1
     if has_gradients:

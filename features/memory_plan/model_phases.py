@@ -1,4 +1,4 @@
-"""What a model that trains, or is read, takes in each phase of a step.
+"""The memory of a model that trains, or is read, in each phase of a step.
 
 Invariant: of several ranks each has its share of weights, gradients and moments; what FSDP2 gathers
 for a while comes on top, as `copies`.
@@ -17,7 +17,7 @@ from features.memory_plan.terms import MemoryTerms, PartMemory, Phase
 MOMENT_BYTES = 8
 # A checkpoint has a parameter in float32, and its moments.
 CHECKPOINT_BYTES = 12
-# What an engine is sent, and what autocast computes with, is mostly of 16 bits.
+# Weights for an engine, and numbers under autocast, have mostly 16 bits.
 CAST_BYTES = 2
 
 
@@ -58,7 +58,7 @@ class ModelPlan:
             phases["weight sync"] = self.weight_sync()
         return PartMemory(at_rest=self.at_rest(), phases=phases)
 
-    # What stands on the device.
+    # Memory on the device.
 
     def at_rest(self) -> MemoryTerms:
         """Returns what stands while others work: what is offloaded does not."""
@@ -112,7 +112,7 @@ class ModelPlan:
             copies = CAST_BYTES * max(self.num_trained, self.num_outer)
         return self.in_use() + MemoryTerms(copies=copies)
 
-    # What FSDP2 gathers.
+    # Weights that FSDP2 gathers.
 
     def _gathered_bytes(self, *, updates: bool) -> int:
         """Counts the bytes that FSDP2 gathers at a time, in the compute type; of one rank none."""

@@ -1,4 +1,4 @@
-"""What of a config a plan needs: the run as it is planned, on a CPU and with a plain loss.
+"""The parts of a config that a plan needs: the run as planned, on a CPU and with a plain loss.
 
 Invariant: the sizes are those of the config as it was given; only what fake tensors cannot do, and
 what does not change the memory, is replaced.
@@ -14,7 +14,7 @@ from training.config.leaves import build
 from workers.model.builder import ModelSpec
 
 REPLACED_SETTINGS = {
-    # What differs between devices is attention alone, which a pass lays out for CUDA.
+    # Devices differ in attention alone, which a pass lays out for CUDA.
     "trainer.device": "cpu",
     "trainer.deterministic": False,
     # Ranks that share sequences share what a pass makes, which is divided afterwards.

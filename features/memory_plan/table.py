@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from features.memory_plan.terms import GIB, MemoryTerms, Phase
 
-# What to change where most of what does not fit is of a term.
+# The change that helps where a term takes most of the memory that is missing.
 ADVICE = {
     "weights": (
         "more ranks (trainer.n_gpus_per_node), fsdp_config.param_offload=true (on CUDA), "

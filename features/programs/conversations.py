@@ -1,6 +1,6 @@
 """Where a program's request goes on: in a row of its episode, as a fork of one, or in a new row.
 
-A program sends whole conversations and owes nobody that they grow. What the chat template makes of
+A program sends whole conversations and owes nobody that they grow. The chat template's text of
 a request is compared with what the rows already read as:
 
     the request goes on                                          its answer is sampled
@@ -12,7 +12,7 @@ a request is compared with what the rows already read as:
     dropped thinking)                                            whole request
 
 Invariant: a sampled token has mask 1 in exactly one row of its episode, and stands there behind the
-very ids that the engine was given. What was sampled is compared by its text, in which white space
+very ids that the engine was given. Sampled tokens are compared by their text, in which white space
 does not count, because templates and clients strip it; all other text counts as it is.
 """
 

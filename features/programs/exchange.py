@@ -1,4 +1,4 @@
-"""What the server, the pool and the episode of a program tell each other.
+"""Messages between the server, the pool and the episode of a program.
 
     program --HTTP--> server: AskedCompletion --> pool: Asked -----------> episode (play.py)
     program <--HTTP-- server: AnsweredCompletion <-- pool: Answer <------- episode

@@ -13,7 +13,7 @@ from workers.environments.reply import StepReply
 
 
 class Buildable(Protocol):
-    """What an environment pool builds: here something with a method `run`."""
+    """The thing that an environment pool builds: here it has a method `run`."""
 
     @property
     def libraries(self) -> tuple[str, ...]: ...
@@ -24,7 +24,7 @@ class Buildable(Protocol):
     def build(self) -> Any: ...
 
 
-# Makes an environment pool of what is to be built in it, with settings of its own.
+# Makes an environment pool from the things to be built in it, with settings of its own.
 HomesMaker = Callable[..., EnvironmentPool]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from features.programs.preload import LENGTH, MARK, kill_family, mark_of
 
 SCRIPT = Path(__file__).with_name("preload.py")
-# Of a program's output, and of its errors: what is kept are their ends, in bytes.
+# So many bytes are kept of the ends of a program's output and of its errors.
 KEPT_BYTES = 20_000
 READ_BYTES = 1 << 16
 # Files that a program may have open.

@@ -1,4 +1,4 @@
-"""What a program's request asks for otherwise than the run samples.
+"""Finds where a program's request asks for another sampling than the run's.
 
 Invariant: log-probs are those of the distribution that is trained, so that nothing of it is done:
 it is counted, or the request is refused (`agent.client_sampling`).
@@ -8,12 +8,12 @@ from typing import Protocol
 
 from features.programs.exchange import Asked
 
-# What a client's setting means where the run has no such setting.
+# The neutral value of a client's setting that the run does not have.
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0}
 
 
 class RunSampling(Protocol):
-    """What the run samples with."""
+    """The run's sampling."""
 
     @property
     def temperature(self) -> float: ...

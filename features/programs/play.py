@@ -43,7 +43,7 @@ from workers.rollout.episode import (
 REQUESTS_PER_ATTEMPT = 1_000_000
 # Numbers of turns from here on stand for what is asked, not for how many turns there were.
 FIRST_OF_CONTENTS = 1_000_000_000
-# What is counted of an episode's requests: all that became turns, and which of them made a row
+# Counts of an episode's requests: all that became turns, and which of them made a row
 # grow, forked one or began one; those that were refused; answers that nobody took; requests whose
 # own sampling was overridden.
 COUNTS = ("requests", "grows", "forks", "begins", "refused", "undelivered", "overridden")

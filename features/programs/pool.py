@@ -89,13 +89,13 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         self._deadlines = deadlines
         self._replies: Replies = queue.SimpleQueue() if replies is None else replies
         self._attempts: dict[int, Attempt] = {}
-        # What ends the program of each attempt that runs one.
+        # The call that ends the program of each attempt that runs one.
         self._kills: dict[int, Callable[[], None]] = {}
         self._launchers: dict[tuple[Any, ...], Launcher] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = ProgramServer(max_tokens, port, host)
         self._closed = False
-        # What the owner's thread wants to have called, and whether this thread was woken for it.
+        # Calls that the owner's thread wants, and whether this thread was woken for them.
         self._calls: deque[tuple[Any, ...]] = deque()
         self._is_woken = False
         started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()

@@ -333,7 +333,7 @@ def main() -> None:
     if len(sys.argv) > 2:
         runpy.run_path(WARM_UP)["warm_up"]()
     gc.collect()
-    # What is loaded stays shared with the programs.
+    # Loaded modules stay shared with the programs.
     gc.freeze()
     Launcher(control, failures).run()
 

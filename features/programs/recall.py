@@ -1,4 +1,4 @@
-"""What clients see of the policy's answers, and how an answer is known again that they send back.
+"""Shows the policy's answers to clients, and knows an answer again that they send back.
 
 A client gets an answer in parts: text, thinking, tool calls. When it sends the conversation back,
 the answer is to read as it was sampled. Invariant: a message counts as the policy's own only where

@@ -1,4 +1,4 @@
-"""What a program says at its end, by the last line of its output: what it earned, and numbers.
+"""Reads the last line of a program's output: its reward, and numbers.
 
     0.5
     {"reward": 0.5, "metrics": {"steps": 3}}
@@ -17,7 +17,7 @@ from typing import Any
 from custom.env_calls import check_reward
 from features.programs.exchange import Earned
 
-# Of a line that is no report, in an error.
+# So much of a line that is no report is shown in an error.
 MAX_LINE_CHARS = 200
 # Metrics of one program that are kept.
 MAX_METRICS = 100

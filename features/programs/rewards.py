@@ -1,4 +1,4 @@
-"""What a program earned where a reward function says it; what programs say is in report.py.
+"""Rewards programs by a reward function; report.py reads what programs say themselves.
 
 Invariant: what is no reward is told as such; nothing is guessed.
 """
@@ -64,7 +64,7 @@ class ProgramReward:
             "conversations": conversations,
             "models": models,
         }
-        # What the config gives it itself stays.
+        # Arguments that the config gives stay.
         given = self.function.keywords if isinstance(self.function, partial) else {}
         arguments = {
             name: value

@@ -43,13 +43,13 @@ MAX_ENDED = 10_000
 SHUTDOWN_S = 1.0
 # Names of the reward's header, and of what the SDKs say when they try again.
 REWARD_HEADER = "X-Reward"
-# Of several agents, who speaks, and in which of its conversations; clients that keep a session's
-# requests together name it so.
+# Names the agent that speaks, and its conversation, where there are several; clients that keep a
+# session's requests together name it so.
 AGENT_HEADER = "X-Agent"
 CONVERSATION_HEADER = "X-Session-ID"
 MAX_NAME_CHARS = 200
 RETRY_HEADER = "x-stainless-retry-count"
-# What a request of another form raises where it is read.
+# A request of another form raises one of these where it is read.
 UNREADABLE = (
     LookupError,
     TypeError,
@@ -77,7 +77,7 @@ class ProgramServer:
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        # What closes connections that have sent no request yet.
+        # The timers that close connections which have sent no request yet.
         self._deadlines: dict[Any, asyncio.TimerHandle] = {}
 
     async def start(self) -> None:
@@ -218,7 +218,7 @@ class ProgramServer:
                 await response.write_eof()
             delivered = True
         except ProtocolError as error:
-            # What was refused nobody comes back for.
+            # Nobody comes back for a refused request.
             delivered = error.status < 500
             raise
         finally:

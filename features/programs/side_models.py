@@ -1,4 +1,4 @@
-"""What programs ask of the models beside the policy, through the server that they know already.
+"""Answers programs' questions to models beside the policy, through the server they know.
 
     client.chat.completions.create(model="judge", messages=...)   agent.models.judge answers
     client.chat.completions.create(model="any other name", ...)   the policy answers

@@ -1,4 +1,4 @@
-"""What describes a program, in the place of what builds an agent."""
+"""Describes a program, in the place of a spec that builds an agent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

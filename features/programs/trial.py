@@ -25,7 +25,7 @@ from workers.environments.reply import StepReply
 
 logger = logging.getLogger(__name__)
 
-# What the policy says in a trial's attempts; in every other one it calls a tool, if it is offered
+# The policy's words in a trial's attempts; in every other one it calls a tool, if it is offered
 # one.
 ANSWERS = ("Yes.", "7", '{"answer": "Yes."}', "A")
 # Requests that are answered at most; further ones are told that the episode has ended.
@@ -44,7 +44,7 @@ def try_programs(
         for index, spec in enumerate(specs):
             trial = _ProgramTrial(config, pool, tokens, spec)
             problems += trial.problems(index, task)
-    # What trials asked of models is no step's.
+    # The trials' questions to models belong to no step.
     USAGE.take()
     return problems
 
@@ -87,7 +87,7 @@ class _ProgramTrial:
             yield from self._finish(index, exited)
             if exited.failure:
                 errors.append(exited.error)
-            # What a program makes of a request that is refused says nothing of answers.
+            # A program's answer to a refused request says nothing of answers.
             if exited.failure != "env_crash" or self.was_refused:
                 break
         yield from self._judge_failures(errors, attempts)

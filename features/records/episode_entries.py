@@ -106,7 +106,7 @@ class _PromptReader:
         self.prompts = tensors["prompts"].numpy()
         self.responses = tensors["responses"].numpy()
         self.is_token = tensors["attention_mask"].numpy().astype(bool)
-        # What was sampled, whatever has been masked since.
+        # The sampled tokens, whatever has been masked since.
         self.is_sampled = tensors["response_mask"].numpy() > 0
         if "turn_ids" in tensors:
             self.is_sampled = tensors["turn_ids"].numpy() >= 0

@@ -38,7 +38,7 @@ from training.run.episode_files import arrays_file, episode_lines, episodes_file
 
 logger = logging.getLogger(__name__)
 
-# Of a file of arrays beside the arrays.
+# The bytes of a file of arrays beside the arrays.
 BYTES_OF_HEADERS = 16_384
 
 
@@ -108,7 +108,7 @@ class EpisodeRecorder:
         if not self._writer.close():
             self._warn("what is left", TimeoutError(f"{self.folder} takes no more"))
 
-    # What is recorded
+    # The records
 
     def begin_validation(self, step: int) -> None:
         """Begins a validation, whose file takes the place of one that was there."""

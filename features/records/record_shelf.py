@@ -122,7 +122,7 @@ class RecordShelf:
     def set_aside(self) -> None:
         """Moves all records to FOLDER.old, out of the way of a run that begins."""
         files = record_files(self.folder)
-        # Of a run that ended before its first record the tokenizer alone is there.
+        # A run that ended before its first record leaves the tokenizer alone.
         if not files and not (self.folder / TOKENIZER).is_dir():
             return
         aside = self.folder.with_name(self.folder.name + ".old")

@@ -160,7 +160,7 @@ def parents_of(rows: Sequence[Row]) -> list[dict[str, int] | None]:
     for number, own in enumerate(ids):
         shared = [common_length(own, earlier) for earlier in ids[:number]]
         longest = max(shared, default=0)
-        # Of several the last one, from which the conversation went on.
+        # The last one of several, from which the conversation went on.
         last = len(shared) - 1 - shared[::-1].index(longest) if longest else 0
         parents.append({"row": last, "tokens": longest} if longest else None)
     return parents

@@ -1,12 +1,12 @@
-"""What a step's update was given, and what it made of it, as the columns of STEP.npz.
+"""Columns of STEP.npz: the inputs of a step's update, and its results.
 
     rows      r0        r1    r2
     offsets   0         3     5       9
     tokens    a  a  a | b b | c c c c
 
 A row column has an entry a row, a token column one for each token of the responses, row by row.
-docs/episodes.md lists them. Invariant: numbers are those of the batch that was trained on, in its
-order; dummy rows are left out.
+features/records/README.md lists them. Invariant: numbers are those of the batch that was trained
+on, in its order; dummy rows are left out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Makes a page's rows of alarms, and the spans of steps over which each stood.
 
-A run that recorded its events has what was said. Of an older one the metrics `alarms/NAME` tell
+A run that recorded its events has what was said. For an older one the metrics `alarms/NAME` tell
 when each began, and how long it stood.
 """
 
@@ -16,14 +16,14 @@ from training.config.section import PROJECT_ROOT
 
 PREFIX = "alarms/"
 COUNT = "alarms/count"
-DOCS = PROJECT_ROOT / "docs" / "alarms.md"
+DOCS = PROJECT_ROOT / "features" / "alarms" / "README.md"
 MOST_ROWS = 400
 MOST_SPANS = 300
 
 
 @cache
 def meanings() -> dict[str, str]:
-    """Reads what docs/alarms.md says that each alarm means; nothing where the docs are not."""
+    """Reads what the alarms' page says that each means; nothing where the page is not there."""
     if not DOCS.is_file():
         return {}
     found = {}

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from training.run.validation_names import is_validation_mean, short_name
 
-# What `timing_s/step` is made of, in the order of a step; other sections come beside it.
+# The parts of `timing_s/step`, in the order of a step; other sections come beside it.
 SECTIONS = (
     "gen",
     "reward",
@@ -39,7 +39,7 @@ SECTION_NAMES = {
 ENDING = "agent/ending/"
 TIMING = "timing_s/"
 TOOL_FAILURES = re.compile("tool/.+/failures")
-# Of many sources, environments or tools so many are lines of a chart.
+# So many of the sources, environments or tools are lines of a chart.
 MOST_LINES = 8
 
 
@@ -343,7 +343,7 @@ def _validation(names: Sequence[str]) -> Iterator[Chart]:
 
 
 def _companion(name: str, suffix: str, known: set[str]) -> str | None:
-    """Finds NAME/suffix, or the like of what NAME stands under; None where there is none."""
+    """Finds NAME/suffix, or PARENT/suffix for a parent of NAME; None where there is neither."""
     stem = name
     while stem.count("/") >= 1:
         if f"{stem}/{suffix}" in known:

@@ -33,9 +33,9 @@ from features.run_page.settings import Change, as_text, differences_from_default
 from training.run.files import from_here
 from training.run.metric_names import Metric, find_metric
 
-# The folder that `python -m features.viewer.command` is given in.
-CLONE = Path(__file__).resolve().parents[2]
-# Of the table of step times.
+# The folder that `python -m training.run.episodes` is given in.
+CLONE = Path(__file__).resolve().parents[3]
+# The steps in the table of step times.
 LAST_STEPS = 8
 # Steps that a summary's first and last value are means of.
 WINDOW = 5
@@ -46,7 +46,7 @@ SUMMARY = {
     "perf/throughput": "tokens per second",
     "timing_s/step": "seconds per step",
 }
-# Of checkpoints and validations; what happened to processes and settings is told throughout.
+# The most checkpoints and validations; events of processes and settings are told throughout.
 MOST_EVENTS = 1000
 TOLD_THROUGHOUT = (*OF_PROCESSES, "settings")
 INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -267,5 +267,5 @@ def _viewer_command(run: RunFolder) -> str:
 def _link(target: Path, page: Path) -> str:
     """Returns a relative link from the page to a file."""
     relative = os.path.relpath(target.absolute(), page.absolute().parent)
-    # Of a name that is no UTF-8 its bytes.
+    # A name that is no UTF-8 is quoted by its bytes.
     return quote(os.fsencode(relative))

@@ -17,7 +17,7 @@ import numpy as np
 
 MOST_POINTS = 600
 FEWEST_POINTS = 60
-# Of all curves of a page together, about 8 MB.
+# The most points of all curves of a page together, about 8 MB.
 POINTS_OF_A_PAGE = 500_000
 
 

@@ -26,7 +26,7 @@ from training.run.files import append_line, write_atomically
 logger = logging.getLogger(__name__)
 
 FILE = "events.jsonl"
-# Of processes; a step that is made again does not undo them.
+# Events of processes; a step that is made again does not undo them.
 OF_PROCESSES = ("start", "resume", "restart", "end")
 KINDS = (*OF_PROCESSES, "alarm", "settings", "checkpoint", "validation")
 # How a process ended.
@@ -37,7 +37,7 @@ FAILED = "failed"
 LAST_TIME = 1e11
 # No run gets further; pages hold steps in 32 bits.
 LAST_STEP = 2**31 - 1
-# Of a metrics.jsonl: more than a step's line.
+# So much is read of a metrics.jsonl: more than a step's line.
 LAST_BYTES = 1 << 20
 
 Event = dict[str, Any]

@@ -210,5 +210,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
-        # Of --watch: the page is whole.
+        # Ctrl-C ended --watch: the page is whole.
         sys.exit(130)

@@ -82,7 +82,7 @@ X32_BIT = 1 << 30
 # By machine and bytes of a pointer: the column of CALLS, and AUDIT_ARCH of linux/audit.h.
 MACHINES = {("x86_64", 8): (0, 0xC000003E), ("aarch64", 8): (1, 0xC00000B7)}
 
-# What the interpreter reads and what seccomp refuses; read before any wall stands.
+# The files of the interpreter and the calls that seccomp refuses; read before any wall stands.
 with open(__file__.removesuffix(".py") + ".toml", "rb") as table_file:
     _TABLE = tomllib.load(table_file)
 SHOWN = _TABLE["shown"]

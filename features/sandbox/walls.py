@@ -14,7 +14,7 @@ from pathlib import Path
 
 from features.sandbox.python_tool import PythonTool
 
-# What a snippet can do without each of the walls that matter, whatever runs beside it.
+# A snippet can do this without each of the walls that matter, whatever runs beside it.
 MISSING = {
     "files_read_only": "a snippet can change your files",
     "files_private": "a snippet can read your files",

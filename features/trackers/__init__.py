@@ -1,8 +1,8 @@
 """Sends a run's metrics, and validation's answers, to where people look at them.
 
-A tracker is a file here. What needs only this process and the run's folder (console, json, file,
-tensorboard) is called from it; what belongs to a package with threads, processes and a network of
-its own (wandb, mlflow, swanlab, trackio, clearml) lives in a process of its own (`process.py`,
+A tracker is a file here. A tracker that needs only this process and the run's folder (console,
+json, file, tensorboard) is called from it; a package with threads, processes and a network
+of its own (wandb, mlflow, swanlab, trackio, clearml) lives in a process of its own (`process.py`,
 `child.py`), which may hang or die without the run.
 
 Invariant: what is imported here needs no package, as a tracker's process may have another Python.

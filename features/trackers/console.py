@@ -10,7 +10,7 @@ from datetime import timedelta
 from features.trackers.interface import Generations
 from training.run.validation_names import is_validation_reward, short_name
 
-# What the console's line of a step shows, in this order: label -> metric, format.
+# The console's line of a step shows these, in this order: label -> metric, format.
 CONSOLE_COLUMNS = {
     "reward": ("critic/score/mean", "7.4f"),
     "length": ("response_length/mean", "7.1f"),
@@ -22,7 +22,7 @@ CONSOLE_COLUMNS = {
     "tok/s": ("perf/throughput", "7.0f"),
     "s/step": ("perf/time_per_step", "6.1f"),
 }
-# What it shows only where something is amiss: label -> count, of how many.
+# It shows these only where something is amiss: label -> count, total.
 CONSOLE_COUNTS = {
     "failed": ("agent/failed", "agent/episodes"),
     "masked": ("agent/masked", "agent/episodes"),

@@ -1,13 +1,13 @@
-"""What a tracker is asked for: a step's numbers, validation's answers, its end."""
+"""Defines a tracker: it takes a step's numbers, validation's answers, its end."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 # Rows of validation: mappings with `input` and `output` (text) and `score` (a number).
 Generations = Sequence[Mapping[str, Any]]
-# What a table of generations shows, in this order.
+# The columns of a table of generations, in this order.
 GENERATION_COLUMNS = ("step", "input", "output", "score")
-# What a tracker that has a name for each table calls it.
+# A tracker that has a name for each table calls it so.
 GENERATIONS_NAME = "val/generations"
 
 

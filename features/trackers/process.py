@@ -84,7 +84,7 @@ class ProcessTracker:
         self._thread = threading.Thread(target=self._serve, name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
-    # What the run calls.
+    # Called by the run.
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Has a step recorded, unless the tracker's run has it."""
@@ -117,7 +117,7 @@ class ProcessTracker:
         if self.lost:
             logger.warning("tracker %s lacks %d steps of this run", self.name, self.lost)
 
-    # What the thread does.
+    # Done by the thread.
 
     def _serve(self) -> None:
         """Opens the tracker's run and sends the requests, until the last."""

@@ -1,4 +1,4 @@
-"""What a tracker's process is told, and how it is asked and answers.
+"""Defines the settings of a tracker's process, its requests and its answers.
 
 A request and an answer are a line of JSON each:
 

@@ -24,7 +24,7 @@ class WandbRun:
 
         self.wandb: Any = wandb
         own = wandb.Settings(
-            # What is measured beside the metrics is the run's process, which started this one.
+            # wandb measures the run's process beside the metrics: it started this one.
             x_stats_pid=os.getppid(),
             x_stats_track_process_tree=True,
             console="off",

@@ -11,5 +11,7 @@
 
 What a run uses has verl's name where it stands, as `data.protocol.DataProto` and
 `custom.tools.verl_tools.BaseTool`. `python scripts/verl_imports.py FILE` says for each import of a
-file where its names are; docs/verl.md lists them. Invariant: nothing outside imports this folder.
+file where its names are; features/verl/README.md lists them.
+
+Invariant: nothing outside imports this folder.
 """

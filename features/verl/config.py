@@ -153,7 +153,7 @@ def _class_of(target: str) -> type:
         return load_object(f"{module}:{name}", "_target_")
     cls = globals().get(name) or vars(sections).get(name)
     if cls is None:
-        raise ValueError(f"_target_={target}: nothing here has that name; docs/verl_names.md")
+        raise ValueError(f"_target_={target}: nothing here has that name; features/verl/names.md")
     return cls
 
 

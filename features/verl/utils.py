@@ -50,7 +50,7 @@ def hf_processor(name_or_path: str, **kwargs: Any) -> Any:
     except (OSError, ValueError) as error:
         logger.warning("%s has no processor: %s", name_or_path, error)
         return None
-    # Of a model of text transformers returns its tokenizer.
+    # For a model of text transformers returns its tokenizer.
     return None if isinstance(processor, PreTrainedTokenizerBase) else processor
 
 

@@ -89,7 +89,9 @@ def verl_import_problem(error: ModuleNotFoundError) -> str | None:
         if found.renamed:
             lines.append(f"    and {found.renamed[1]} for {found.renamed[0]} in the whole file")
         for name in found.missing:
-            lines.append(f"  line {found.first_line}: {name} is not here, see docs/verl_names.md")
+            lines.append(
+                f"  line {found.first_line}: {name} is not here, see features/verl/names.md"
+            )
     return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ def _set_ranks_of_engines(layers: Layers) -> None:
     """Sets how many ranks the engines have beside the trainer's."""
     nodes = _number(layers, *OWN_ENGINES["nodes"])
     if nodes:
-        # What is no number is reported where it is read.
+        # A value that is no number is reported where it is read.
         ranks_per_node = _number(layers, *OWN_ENGINES["ranks_per_node"]) or _number(
             layers, "trainer.n_gpus_per_node"
         )

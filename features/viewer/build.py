@@ -58,7 +58,7 @@ ASSETS = Path(__file__).parent / "assets"
 # A viewer's folder has it; no other folder is replaced.
 MARK = "manifest.js"
 DATA = "data"
-# What a record that holds something else than it should makes the code below raise.
+# A record that holds something else than it should makes the code below raise these.
 DAMAGE = (
     ValueError,
     TypeError,
@@ -165,7 +165,7 @@ def count_episodes(files: Sequence[RecordFile]) -> int:
     """Counts the lines of files, each an episode; a file that cannot be read has none."""
     count = 0
     for file in files:
-        # What is wrong with it is told when its episodes are read.
+        # Its faults are told when its episodes are read.
         with suppress(OSError), file.path.open("rb") as lines:
             count += sum(1 for line in lines if line.strip())
     return count

@@ -171,7 +171,7 @@ def describe_program(record: Any) -> list[list[str]]:
 
 
 def messages(recorded: Any) -> list[list[str]]:
-    """Returns role and text of each message; of what is no list of messages its JSON."""
+    """Returns role and text of each message; anything but a list of messages as its JSON."""
     if not isinstance(recorded, list):
         return [["", as_text(recorded)]] if recorded else []
     shown = []

@@ -160,7 +160,7 @@ def flags(episode: RecordedEpisode, rows: list[RowTokens], step: int) -> dict[st
         if "weight_versions" in row.columns:
             versions = row.columns["weight_versions"][row.columns["sampled"] > 0]
             stale = stale or bool((versions < step - 1).any())
-    # Of one that was played again the error is of an attempt before.
+    # The error of one that was played again belongs to an attempt before.
     has_error = bool(episode.text("error")) and not episode.entries.get("failed_attempts")
     return {
         "no_spread": False,

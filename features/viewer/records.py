@@ -17,7 +17,7 @@ import numpy as np
 from data.packed_arrays import unpack_array
 
 Kind = Literal["train", "val"]
-# Of a file's name: kind and step.
+# Reads kind and step from a file's name.
 EPISODE_FILE = re.compile(r"(?P<val>val-)?(?P<step>\d{1,9})\.jsonl")
 # The arrays of a row that have one entry a token of the response.
 PER_TOKEN = {

@@ -27,9 +27,9 @@ from training.core_algos.groups import ScoredGroups
 from training.core_algos.token_advantages import discounted_returns
 from training.core_algos.turn_advantages import Turns
 
-# Of a step with more places than this, rows times the longest, nothing is computed again.
+# Nothing is computed again for a step with more places than this, rows times the longest.
 MOST_PLACES = 1 << 26
-# What an estimator may read that is not recorded, so that it cannot be called again.
+# An estimator that reads one of these, which are not recorded, cannot be called again.
 NOT_RECORDED = ("sum_pi_squared", "state", "batch", "non_tensor_batch")
 
 

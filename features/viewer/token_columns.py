@@ -21,7 +21,7 @@ OWN_FATES = {
     "unrecorded": "What the update did with it was not recorded.",
     "dropped": "Its episode never reached the update.",
 }
-# What each column says, unless the run says it itself.
+# The sentence of each column, unless the run has its own.
 COLUMNS = {
     "log_probs": "The engine's log-prob when it sampled the token, nats.",
     "rewards": "The environment's or the reward function's reward at the token.",

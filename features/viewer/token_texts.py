@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 logger = logging.getLogger(__name__)
-# What a decoder puts in place of bytes that are no character.
+# A decoder puts this in place of bytes that are no character.
 BROKEN = "\ufffd"
 
 

@@ -31,7 +31,7 @@ class UpdateColumns:
     """Holds the columns of a step's update.
 
     Attributes:
-        meta: the file's `meta`, see docs/episodes.md.
+        meta: the file's `meta`, see features/records/README.md.
         rows: by name a column (n,).
         tokens: by name a column (all tokens of responses,), mapped from the file.
         offsets: (n + 1,) int64 into the token columns.

@@ -11,7 +11,7 @@ Computed, from public figures and measured ones.
                 over its network
     driver      what the driver does while the ranks wait, in proportion to the rows of the step
 
-python -m tests.benchmarks.extrapolate     prints docs/scale.md's table
+python -m tests.benchmarks.extrapolate     prints docs/cluster.md's table
 """
 
 from __future__ import annotations

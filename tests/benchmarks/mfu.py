@@ -111,7 +111,7 @@ class Work:
     def flops(
         self, layer_parameters: int, head_parameters: int, layers: int, attention_width: int
     ) -> float:
-        """Of forward and backward pass; `attention_width` is heads x their size."""
+        """FLOPs of forward and backward pass; `attention_width` is heads x their size."""
         matrices = 6.0 * (layer_parameters * self.tokens + head_parameters * self.sampled)
         return matrices + 12.0 * layers * attention_width * self.pairs
 
@@ -204,7 +204,7 @@ def make_batch(settings: Settings) -> DataProto:
 
 
 def work_of(plan: Sequence[MicroBatch], length: int, sampled: int) -> Work:
-    """Of micro-batches of rows of one length, `sampled` tokens in all.
+    """Counts micro-batches of rows of one length, `sampled` tokens in all.
 
     Two rows of 5 tokens that share 3, in a plan:
     3 + 2 + 2 tokens, 6 + 9 + 9 pairs.

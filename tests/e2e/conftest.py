@@ -10,7 +10,7 @@ import pytest
 from features.trackers import read_records
 from training.run.metric_names import find_metric
 
-# Of losses, estimators and reward functions that a test defines.
+# Metrics of losses, estimators and reward functions that a test defines.
 OWN = {"actor/mean_ratio"}
 
 

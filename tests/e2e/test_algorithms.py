@@ -73,7 +73,7 @@ def test_every_loss_runs_from_the_config(tiny_game: Path, tmp_path: Path, name: 
     )
     assert max(step["actor/grad_norm"] for step in steps) > 0
     assert all(math.isfinite(step["actor/ppo_kl"]) for step in steps)
-    # Of later updates' policies the engine's log-probs differ by right.
+    # The engine's log-probs differ by right from later updates' policies.
     assert all(step["training/rollout_probs_diff_mean"] < 1e-4 for step in steps)
     assert not any("alarms/log_probs_differ" in step for step in steps)
 

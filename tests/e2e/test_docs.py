@@ -24,9 +24,10 @@ from features.viewer.command import main as make_viewer
 from tests.conftest import PROJECT
 from training.run.signals import EndingSignals
 
-DOCS = sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "docs").glob("*.md"))
+FILES = [*(PROJECT / "docs").glob("*.md"), *(PROJECT / "features").rglob("*.md")]
+DOCS = sorted(str(path.relative_to(PROJECT)) for path in FILES)
 # Pages whose commands need each other are run by tests/e2e/test_tutorial.py and test_pages_run.py.
-WALKED = ("docs/tutorial.md", "docs/rewards.md", "docs/episodes.md")
+WALKED = ("docs/tutorial.md", "docs/rewards.md", "features/records/README.md")
 PAGES = ("README.md", *(page for page in DOCS if page not in WALKED))
 # Beginnings of indented lines that are commands, and of commands within a text.
 STARTS = (
@@ -53,7 +54,7 @@ TINY = (
     ),
     *("trainer.n_gpus_per_node=1", "critic.model.path=null"),
 )
-# What cannot run here as it stands: the beginning of the command, and what is run or checked in its
+# Commands that cannot run here as they stand: their beginning, and what is run or checked in their
 # stead.
 ELSEWHERE = {
     "python examples/prepare_gsm8k.py": "--help",
@@ -62,21 +63,19 @@ ELSEWHERE = {
     "python examples/prepare_game.py": "tests/unit/test_prepare_game.py",
     "python scripts/verl_imports.py": "tests/features/verl/test_verl_modules.py",
     "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
-    "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/features/run_page/runs/test_pages_run.py",
-    "python main.py CONFIG.yaml agent.command=": "tests/features/programs/runs/test_programs.py",
-    "python main.py CONFIG.yaml --serve": "tests/features/programs/runs/test_programs.py",
-    "python main.py CONFIG.yaml agent.mcp_servers.": "tests/features/adapters/runs/test_worlds.py",
-    "python main.py CONFIG.yaml agent.models.": "tests/features/judges/runs/test_side_models.py",
-    "python main.py CONFIG.yaml trainer.launcher=ray agent.": (
-        "tests/features/programs/runs/test_ray_programs.py"
-    ),
-    "python main.py CONFIG.yaml agent.environment.name=openenv:": (
-        "tests/features/adapters/runs/test_worlds.py"
-    ),
-    "python main.py CONFIG.yaml agent.verifiers.": (
-        "tests/features/programs/runs/test_verifiers_programs.py"
-    ),
-    "python main.py ARGS": "tests/features/verl/test_verl_keys.py",
+    "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/e2e/test_pages_run.py",
+    "python main.py CONFIG.yaml agent.command=": "tests/e2e/test_programs.py",
+    "python main.py CONFIG.yaml --serve": "tests/e2e/test_programs.py",
+    "python main.py CONFIG.yaml agent.mcp_servers.": "tests/e2e/test_worlds.py",
+    "python main.py CONFIG.yaml agent.tools=[python]": "tests/unit/test_python_walls.py",
+    'python main.py CONFIG.yaml "trainer.observers=': "docs/observers.md",
+    "python -m pytest tests/features/": "docs/features.md",
+    "python scripts/replay.py outputs/count": "tests/e2e/test_pages_run.py",
+    "python main.py CONFIG.yaml agent.models.": "tests/e2e/test_side_models.py",
+    "python main.py CONFIG.yaml trainer.launcher=ray agent.": "tests/e2e/test_ray_programs.py",
+    "python main.py CONFIG.yaml agent.environment.name=openenv:": "tests/e2e/test_worlds.py",
+    "python main.py CONFIG.yaml agent.verifiers.": "tests/e2e/test_verifiers_programs.py",
+    "python main.py ARGS": "tests/unit/config/test_verl_keys.py",
     "python main.py configs/tiny_prompts.yaml custom_algorithm=": "tests/e2e/test_trainer.py",
     "python -m training.run.metric_names": "tests/unit/test_metric_names.py",
     "python scripts/bias_table.py": "tests/unit/test_bias.py",
@@ -86,11 +85,11 @@ ELSEWHERE = {
     "export RAY_AUTH_MODE": "tests/e2e/test_nodes.py",
     "source .venv/bin/activate": "scripts/setup_env.sh",
     "python -m sglang.launch_server": "tests/e2e/test_sglang.py",
-    "python scripts/replay.py RUN_DIR/chats": "tests/features/chat/runs/test_chat.py",
-    "python -m venv": "docs/trackers.md",
+    "python scripts/replay.py RUN_DIR/chats": "tests/e2e/test_chat.py",
+    "python -m venv": "features/trackers/README.md",
 }
-# What is done with a run that has ended: parts of such commands, and what stands for the run.
-AFTER_TRAINING = ("features.viewer.command", "features.export.export", "--eval", "--chat")
+# Parts of commands for a run that has ended, and the words that stand for the run.
+AFTER_TRAINING = ("training.run.episodes", "training.run.export", "--eval", "--chat")
 RUNS = re.compile(
     r"^(outputs/quickstart/run|outputs/one|outputs/other|RUN_DIR)(/global_step_130)?$"
 )
@@ -141,7 +140,7 @@ def test_a_command_of_the_docs_runs(
         next((how for start, how in ELSEWHERE.items() if command.startswith(start)), None),
     )
     if words[0] == "make":
-        # What its target runs is there, and make knows it; quickstart, test and check run in CI.
+        # Its target's program is there, and make knows it; quickstart, test and check run in CI.
         run("make", "-n", *words[1:])
     elif how is not None and how.startswith("--"):
         refused = subprocess.run(
@@ -163,7 +162,7 @@ def test_a_command_of_the_docs_runs(
     elif "features.run_page.report" in command:
         assert "page: " in run(*with_own_runs(words, tmp_path))
     elif any(part in command for part in AFTER_TRAINING):
-        # Of a person who leaves at once.
+        # The person leaves at once.
         monkeypatch.setattr(sys, "stdin", io.StringIO())
         run_after_training(words, ended_run, tiny_game, tmp_path)
     else:
@@ -244,7 +243,7 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
         assert "actor update" in run(*given, *own)
         return
     if any(word.startswith(("--explain", "trainer.nnodes")) for word in words):
-        # Of several machines the settings alone.
+        # Only the settings of several machines are looked at.
         assert "trainer.default_local_dir" in run(*given, *own, "--explain")
         return
     # In this process: the imports are most of a command's time.
@@ -253,7 +252,8 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
 
 
 def test_the_launch_command_of_the_verl_page_trains(tiny_task: Path, tmp_path: Path) -> None:
-    (command,) = [text for page, text in COMMANDS if page == "docs/verl.md" and "n=4" in text]
+    guide = "features/verl/README.md"
+    (command,) = [text for page, text in COMMANDS if page == guide and "n=4" in text]
     words = words_of(command.replace("outputs/tiny_prompts/task", str(tiny_task)))
     own = [f"trainer.default_local_dir={tmp_path}/run"]
     assert main.run([*words[2:], *own, *TINY], EndingSignals()) == 0

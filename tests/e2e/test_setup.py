@@ -23,7 +23,6 @@ from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
 
 GUIDE = (PROJECT / "docs/python.md").read_text()
-GUIDE += (PROJECT / "docs/python_parts.md").read_text()
 SCRIPTS = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
 
 

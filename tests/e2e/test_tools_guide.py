@@ -1,4 +1,4 @@
-"""docs/tools.md: its files are tools, and its snippets print what it shows."""
+"""docs/tools.md, the sandbox's page: their files are tools, snippets print what they show."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from custom.tools import MultiTurnManager, get_parser, load_tools
 from tests.conftest import PROJECT
 
 PAGE = (PROJECT / "docs/tools.md").read_text()
+PAGE += (PROJECT / "features/sandbox/README.md").read_text()
 # A block of code and, where it stands right behind, what it prints.
 BLOCKS = re.findall(r"(?ms)^```(?:python|yaml)\n(.*?)^```\n(?:\n((?:    [^\n]*\n)+))?", PAGE)
 

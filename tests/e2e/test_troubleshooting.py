@@ -1,4 +1,4 @@
-"""docs/troubleshooting*.md: their symptoms are produced, and the run says what the pages quote."""
+"""docs/troubleshooting.md: its symptoms are produced, and the run says what the page quotes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from training.config.loader import ConfigError, load_config
 from training.run.signals import EndingSignals
 
 PAGE = (PROJECT / "docs/troubleshooting.md").read_text()
-PAGE += (PROJECT / "docs/troubleshooting_runs.md").read_text()
 # What the page quotes, between backticks, and what makes a run say it.
 SETTINGS = {
     "there is no such key. Did you mean 'trainer.total_training_steps'?": [

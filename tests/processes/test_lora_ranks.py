@@ -102,13 +102,13 @@ def folder(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(folder: Path, what: int) -> dict[str, dict[str, Tensor]]:
-    """What was written of float32 on one rank and on two, and of bfloat16 on both."""
+    """The files of float32 on one rank and on two, and of bfloat16 on both."""
     results = {world: torch.load(folder / f"results-{world}.pt") for world in (1, 2)}
     return {f"{world} {dtype}": results[world][dtype][what] for world in (1, 2) for dtype in TYPES}
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Of all tensors together, relative to the other's norm."""
+    """The difference of all tensors together, relative to the other's norm."""
     assert one.keys() == other.keys()
     apart, whole = (
         torch.cat([kind[n].flatten() for n in one])

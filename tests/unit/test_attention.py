@@ -167,7 +167,7 @@ def test_workers_pack_rows_where_the_model_attends_fully_and_the_engines_model_i
     padded = ModelConfig(use_remove_padding=False)
     module = spec.causal_lm(trainable=False)
     assert not forward_settings(padded, True, module, CPU).pack_rows
-    # What many layers round in bfloat16, 1.6 percent here, is no sign of another's row.
+    # Rounding over many layers in bfloat16, 1.6 percent here, is no sign of another's row.
     torch.manual_seed(0)
     shape = {
         "hidden_size": 128,

@@ -67,7 +67,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 
 def test_resume_takes_the_latest_that_holds_what_is_needed(tmp_path: Path) -> None:
-    # Of an abandoned run.
+    # It belongs to an abandoned run.
     write(tmp_path, 20)
     write(tmp_path, 9)
     write(tmp_path, 10, parts=("actor",))

@@ -25,7 +25,7 @@ from tests.unit.test_turn_tokens import (
     user,
 )
 
-# Of gemma's kind: the assistant has another name, and roles alternate.
+# A template of gemma's kind: the assistant has another name, and roles alternate.
 ALTERNATING = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}{% set first = messages[0].content %}"
     "{% set loop_messages = messages[1:] %}{% else %}{% set first = '' %}"

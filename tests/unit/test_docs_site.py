@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ import yaml
 
 from scripts.docs_api import API_PAGES, TITLES
 from scripts.docs_check import faults
-from scripts.docs_links import linked_files, page_of, rewritten, source_page, with_links_turned
+from scripts.docs_links import (
+    feature_pages,
+    is_of_absent_feature,
+    linked_files,
+    page_of,
+    rewritten,
+    source_page,
+    with_links_turned,
+)
+from scripts.docs_pages import MOVED, write_pages
 from scripts.docs_tables import settings_page, type_words
 from tests.conftest import PROJECT
 from training.config.leaves import leaves
@@ -51,7 +61,9 @@ def test_every_page_of_the_docs_is_in_the_navigation_once() -> None:
 def test_the_navigation_names_no_page_that_is_not_made() -> None:
     made = {page_of(file) for file in linked_files()}
     made |= {f"api/{name}.md" for name in (*API_PAGES, "settings")}
-    assert {page for page in navigation() if "/" in page} <= made
+    made |= {page_of(page) for page in feature_pages()}
+    named = {page for page in navigation() if "/" in page}
+    assert {page for page in named if not is_of_absent_feature(PROJECT / page)} <= made
     assert {page for page in navigation() if page.startswith("api/")} == {
         page for page in made if page.startswith("api/")
     }
@@ -69,6 +81,9 @@ def test_the_modules_of_the_reference_are_there_and_stand_on_one_page() -> None:
     ("file", "page"),
     [
         ("docs/tools.md", "tools.md"),
+        ("features/chat/README.md", "features/chat/README.md"),
+        ("features/viewer/img/gallery_list.png", "features/viewer/img/gallery_list.png"),
+        ("features/chat/chat.py", "project/features/chat/chat.py.md"),
         ("README.md", "project/README.md"),
         ("configs/agent.yaml", "project/configs/agent.yaml.md"),
         ("configs/ppo_trainer.yaml", "api/settings.md"),
@@ -96,6 +111,47 @@ def test_links_of_the_readme_lead_back_into_the_docs() -> None:
     assert "](../tutorial.md)" in text
     assert "](configs/agent.yaml.md)" in text
     assert "](docs/" not in text
+
+
+def test_links_of_a_features_page_lead_to_the_same_files_on_the_site() -> None:
+    page = PROJECT / "features/chat/README.md"
+    text = "[a](../../docs/tools.md#parsers) [b](../export/README.md) [c](../../README.md)"
+    assert with_links_turned(text, page) == (
+        "[a](../../tools.md#parsers) [b](../export/README.md) [c](../../project/README.md)"
+    )
+
+
+def test_only_the_words_are_left_of_a_link_into_a_feature_that_is_not_here() -> None:
+    text = "[absent](../features/absent/README.md#x), [page](../features/chat/README.md)"
+    assert with_links_turned(text, DOCS / "page.md") == "absent, [page](features/chat/README.md)"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the site is built from."""
+    out = tmp_path_factory.mktemp("site") / "source"
+    write_pages(out)
+    return out
+
+
+def test_a_page_that_has_moved_leads_to_its_place_and_keeps_the_anchor(source: Path) -> None:
+    for old, now in MOVED.items():
+        assert not (DOCS / f"{old}.md").exists(), f"{old} has not moved"
+        if is_of_absent_feature(PROJECT / now):
+            assert not (source / f"{old}.html").exists()
+            continue
+        written = (source / f"{old}.html").read_text()
+        (to,) = re.findall(r'location\.replace\("(.*)" \+ location\.hash\)', written)
+        assert f"url={to}" in written
+        page = to.replace("index.html", "README.md").replace(".html", ".md")
+        assert (source / page).read_text() == rewritten(PROJECT / now)
+
+
+def test_the_site_lists_every_feature_with_a_page(source: Path) -> None:
+    listed = re.findall(r"(?m)^- \[.+\]\((features/.+)\)$", (source / "features.md").read_text())
+    pages = [page for page in feature_pages() if page.name == "README.md"]
+    assert listed == [page_of(page) for page in pages]
+    assert all((source / page).is_file() for page in listed)
 
 
 def test_a_listing_shows_the_whole_file_with_its_fences() -> None:

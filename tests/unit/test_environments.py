@@ -239,7 +239,7 @@ def play(env, seed, actions):
         transcript.append((step.observation, step.reward, step.done))
         if step.done:
             break
-        # What others draw meanwhile changes nothing.
+        # Draws of others meanwhile change nothing.
         random.random(), np.random.rand()
     return transcript
 
@@ -560,7 +560,7 @@ def test_guess_the_number_is_won_by_halving_with_or_without_brackets():
             guess = (low + high) // 2
             step = step_environment(env, f"I say [{guess}]" if seed % 2 else str(guess))
             low, high = (guess + 1, high) if "higher" in step.observation else (low, guess - 1)
-            # What the player wrote does not come back.
+            # The player's words do not come back.
             assert str(guess) not in step.observation
         assert step.reward == 1 and "Congratulations" in step.observation
 

@@ -181,7 +181,7 @@ def test_maxrl_is_in_expectation_log_likelihoods_expansion_up_to_pass_at_n_minus
 def test_gdpo_normalises_each_kind_of_reward_by_itself() -> None:
     config = SimpleNamespace(gdpo_reward_keys=("hit", "form"), gdpo_reward_weights=(1.0, 0.5))
     kinds = {"hit": [1, 0, 0, 1, 0], "form": [100, 200, 100, 0, 0]}
-    # Of three scores of which one differs by d, the unbiased deviation is d / sqrt(3).
+    # Where one of three scores differs by d, the unbiased deviation is d / sqrt(3).
     high, low = 2 / 3**0.5, -1 / 3**0.5
     hit = torch.tensor([high, low, low, 0.5**0.5, -(0.5**0.5)])
     form = torch.tensor([low, high, low, 0.0, 0.0])

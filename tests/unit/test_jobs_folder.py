@@ -75,7 +75,7 @@ CLUSTER = closed(
         )
     ),
 )
-# Of the fields of ray.io/v1 RayJob those that the manifest has, with the types of KubeRay 1.5.
+# The fields of ray.io/v1 RayJob that the manifest has, with the types of KubeRay 1.5.
 RAY_JOB = closed(
     ["apiVersion", "kind", "metadata", "spec"],
     apiVersion={"const": "ray.io/v1"},
@@ -156,7 +156,7 @@ def test_the_manifests_command_fits_its_pods(manifest: dict[str, Any]) -> None:
     assert config.trainer.nnodes == workers["replicas"] == workers["minReplicas"]
     assert str(config.trainer.n_gpus_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-gpus"] == "0"
-    # What must outlive a cluster lies on the claim that every pod mounts.
+    # Files that must outlive a cluster lie on the claim that every pod mounts.
     mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
     assert all(
         any(path.startswith(f"{mount}/") for mount in mounts)

@@ -305,7 +305,7 @@ def test_the_export_is_the_policy_to_peft_and_to_transformers(
     export = model_state.huggingface_export(
         tmp_path / "huggingface", policy.lm, policy.spec.tokenizer, weights=True
     )
-    # What is written is what was there when it was gathered.
+    # The file holds the weights as they were when they were gathered.
     policy.update(2)
     export()
     adapted = PeftModel.from_pretrained(base(folder), tmp_path / "adapter")

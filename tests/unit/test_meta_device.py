@@ -31,7 +31,7 @@ from workers.model.attention import use_packed_attention
 from workers.model.forward_settings import ForwardSettings
 
 META = torch.device("meta")
-# Of padded rows transformers itself asks whether they are packed.
+# transformers itself asks whether padded rows are packed.
 PACKED_LAYOUTS = pytest.mark.parametrize("layout", ["shared", "packed"])
 SMALL = {"ppo_max_token_len_per_gpu": 24, "grad_clip": 1.0}
 

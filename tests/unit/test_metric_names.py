@@ -1,4 +1,4 @@
-"""What metrics mean: the table has what the code logs, and the pages are the table's."""
+"""What metrics mean: the table has what the code logs, and the page is the table's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from features.alarms.catalogue import ADVICE
 from tests.conftest import PROJECT
-from training.run.metric_names import all_metrics, find_metric, main, read_table, write_page
+from training.run.alarms.catalogue import ADVICE
+from training.run.metric_names import all_metrics, find_metric, main, write_page
 
 # A metric in the code: a text with a slash behind one of these words.
 FAMILIES = "actor|critic|agent|env|tool|tool_failures|training|rollout_corr|async|canary|alarms"
@@ -45,15 +46,14 @@ def test_every_metric_that_the_code_names_has_a_sentence() -> None:
 
 
 def test_every_alarm_is_explained_on_its_page() -> None:
-    page = (PROJECT / "docs/alarms.md").read_text()
+    page = (PROJECT / "features/alarms/README.md").read_text()
     assert [alarm for alarm in ADVICE if f"`{alarm}`" not in page] == []
 
 
-def test_the_pages_are_the_table() -> None:
-    for page in read_table():
-        assert (PROJECT / "docs" / page).read_text() == write_page(page), (
-            "python -m training.run.metric_names --pages writes the pages"
-        )
+def test_the_page_is_the_table() -> None:
+    assert (PROJECT / "docs/metrics.md").read_text() == write_page(), (
+        "python -m training.run.metric_names --page writes the page"
+    )
 
 
 def test_a_sentence_is_one_and_no_name_is_hidden_by_another() -> None:

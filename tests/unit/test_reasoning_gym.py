@@ -14,7 +14,7 @@ from custom.env_factory import make_environment
 from custom.reward_score import default_compute_score
 from custom.verifier_process import judge
 
-# What a policy may write and games, parsers and verifiers stumble over.
+# A policy may write these; games, parsers and verifiers stumble over them.
 ODD_TEXTS = (
     *(
         "",

@@ -110,7 +110,7 @@ def test_placing_agrees_with_a_loop_over_random_masks():
     torch.testing.assert_close(place_outcome_rewards(scores, mask), expected)
 
 
-# What a reward function may return
+# Values that a reward function may return
 
 
 def full(scores):

@@ -26,7 +26,7 @@ from training.run.worker_group_protocol import Metrics, PlayingGroup
 from training.step_phases import StepPhases
 from training.worker_groups import WorkerGroups
 
-# What has ended, by rank.
+# The rows that have ended, by rank.
 EndedByRank = list[list[DataProto]]
 
 

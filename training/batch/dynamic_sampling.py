@@ -15,7 +15,7 @@ from training.batch.row_groups import rows_by_key
 from training.config import FilterGroupsConfig
 
 SUM_OF_REWARDS = ("seq_reward", "score")
-# What columns of the reward function's other values begin with.
+# Columns of the reward function's other values begin with this.
 REWARD_INFO = "reward_info/"
 # In a batch's meta_info: the episodes that were left out of it, and why.
 DROPPED = "dropped_episodes"

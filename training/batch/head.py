@@ -111,7 +111,7 @@ def _make_gradient(products: Tensor, labels: Tensor, rows: Tensor, form: LogitFo
     inside = (labels >= 0) & (labels < products.shape[1])
     places = labels.clamp(0, products.shape[1] - 1)[:, None]
     rows = rows[..., None]
-    # What belongs to a label is rounded when it is whole: 1 - p is a small difference.
+    # A label's entry is rounded when it is whole: 1 - p is a small difference.
     onehot = torch.where(inside[:, None], rows[1], 0)
     of_labels = _slopes(products.gather(1, places), rows, form, onehot)
     products.copy_(_slopes(products, rows, form)).scatter_(1, places, of_labels.to(products.dtype))

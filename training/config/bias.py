@@ -11,7 +11,7 @@ from training.config.schema.algorithm import RolloutCorrectionConfig
 from training.config.schema.ppo import PPOConfig
 
 TABLE = Path(__file__).resolve().parents[2] / "scripts/bias_table.csv"
-# Of the table's samples, in the order of its columns: MODE/0, MODE/1, MODE/2.
+# The age of the table's samples, in the order of its columns: MODE/0, MODE/1, MODE/2.
 AGES = ("of fresh samples", "one update later", "two updates later")
 # The one form of rejection that the table has.
 SEQUENCE_REJECTION = RolloutCorrectionConfig(

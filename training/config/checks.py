@@ -1,9 +1,9 @@
 """Collects what a well-typed configuration can still get wrong, before any model is loaded.
 
-Every problem names the key, its value and the fix; no check keeps another from running. What fields
-contradict stands beside them, in the methods `problems` and `warnings` of their section
+Every problem names the key, its value and the fix; no check keeps another from running.
+Contradictions of fields stand beside them, in the methods `problems` and `warnings` of the section
 (training/config/schema); packages, files, users' code, algorithms, engines, rewards, environments
-and models are looked at in resources/. What one engine refuses, its own class tells.
+and models are looked at in resources/. An engine's own class tells what it refuses.
 """
 
 import logging

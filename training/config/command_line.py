@@ -19,7 +19,7 @@ USAGE = """\
     --explain-all   print every value, its source and its reader
     --plan       print the memory that the run would take, phase by phase; loads no model
     --eval MODEL_OR_CHECKPOINT [--n 16] [--against OTHER] [--out FOLDER] [--pass-reward 1]
-                 play and score the validation tasks, train nothing (docs/evaluation.md)
+                 play and score the validation tasks, train nothing (features/evaluation/README.md)
     --chat MODEL    play one episode with a person (--as environment, policy or watcher)
     --serve MODEL   serve it to programs, without training, and show their rows (--port N)
     --debug      show the traceback of an error
@@ -73,7 +73,7 @@ def read_command_line(argv: list[str]) -> CommandLine:
     parser.add_argument("--explain-all", action="store_true")
     parser.add_argument("words", nargs="*")
     options, unknown = parser.parse_known_intermixed_args(argv)
-    # What follows an unknown option is not told apart from it.
+    # The words after an unknown option cannot be told apart from it.
     words = options.words + [word for word in unknown if not word.startswith("-")]
     overrides = [word for word in words if _is_override(word)]
     files = [word for word in words if word.endswith(YAML_ENDINGS) and not _is_override(word)]

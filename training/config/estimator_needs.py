@@ -5,7 +5,7 @@ These are names alone, so that a configuration is judged without torch. `registe
 docs/custom_algorithm.md tells what each input is.
 """
 
-# What an estimator may ask for beside rewards and mask.
+# An estimator may ask for these beside rewards and mask.
 ESTIMATOR_INPUTS = (
     "values",
     "index",
@@ -24,7 +24,7 @@ ESTIMATOR_INPUTS = (
     "non_tensor_batch",
 )
 
-# What each asks for.
+# The inputs that each asks for.
 ESTIMATOR_NEEDS: dict[str, tuple[str, ...]] = {
     "gae": ("values",),
     "reinforce_plus_plus": (),

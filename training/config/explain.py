@@ -29,7 +29,7 @@ ONLOOKERS = (
     "features/",
     "examples/",
 )
-# What a section may be called, beside its own name, where its settings are read.
+# Code that reads a section's settings may call it so, beside its own name.
 WORDS_OF_ANY_SECTION = {"config", "cfg", "settings", "spec", "choice", "own", "given", "self"}
 # In the list of the values that were given, in characters.
 MAX_VALUE_WIDTH = 32
@@ -69,7 +69,7 @@ def explain_given(loaded: "LoadedConfig") -> str:
         if loaded.sources[key] != "default"
     }
     key_width = max(map(len, given), default=0)
-    # Of long values, as texts, the sources do not stand below each other.
+    # The sources of long values, as texts, do not stand below each other.
     value_width = min(max(map(len, given.values()), default=0), MAX_VALUE_WIDTH)
     lines = [
         f"{key:<{key_width}}  {value:<{value_width}}  {loaded.sources[key]}"

@@ -48,16 +48,16 @@ RIVALS = {
 # Names in a list of Hydra's defaults: verl's own file, and the values of the file with the list.
 VERLS_DEFAULTS = "ppo_trainer"
 THIS_FILE = "_self_"
-# Of verl's own way to build objects.
+# The key by which verl builds objects.
 CLASS_NAME = "_target_"
 # A key in the text of a problem; some texts shorten it, as in rollout.n.
 DOTTED_KEY = re.compile(r"[a-z_]\w*(?:\.\w+)+")
-# What YAML for OmegaConf writes in place of a value that is still to be given.
+# YAML for OmegaConf writes this in place of a value that is still to be given.
 MISSING = "???"
-# Of one source so many of verl's keys are told one by one; verl's own files have a hundred.
+# So many of verl's keys are told one by one for each source; verl's own files have a hundred.
 MAX_NOTES_SAID = 8
 NO_ADVICE = " --help lists all keys"
-# What is there instead of a missing file: at most so many names are shown.
+# At most so many names are shown of the files beside a missing one.
 MAX_NAMES_SHOWN = 12
 
 
@@ -107,7 +107,7 @@ class Layers:
             sources[key] = sourced.source
         return sources
 
-    # What layers are read from.
+    # The sources of layers.
 
     def read_yaml(self, path: Path, children: tuple[Path, ...] = ()) -> None:
         """Reads a YAML file as a layer, after the one that it extends.
@@ -333,7 +333,7 @@ class Layers:
         self._notes.setdefault(source, []).append(text)
 
     def log_notes(self) -> list[str]:
-        """Logs what became of verl's keys, of a source with many of them how many they are.
+        """Logs what became of verl's keys; one line counts those of a source with many.
 
         Returns: what was not said one by one.
         """

@@ -1,8 +1,8 @@
 """Defines what a section of the configuration is, and the types that bound its fields.
 
 When a section is made, pydantic checks each value against its type and what `Annotated` says of
-it: a field of type `Fraction` refuses 1.5 by itself. What several fields contradict stands in the
-section's method `problems`. A section never changes once it is made.
+it: a field of type `Fraction` refuses 1.5 by itself. Contradictions of several fields stand in
+the section's method `problems`. A section never changes once it is made.
 """
 
 import os
@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 if TYPE_CHECKING:
     from training.config.schema.ppo import PPOConfig
 
-# What verl's paths of files may begin with.
+# verl's paths of files may begin with this.
 PACKAGE_PREFIX = "pkg://"
 FILE_PREFIX = "file://"
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +110,7 @@ NonNegativeInt = Annotated[int, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 PositiveFraction = Annotated[float, Gt(0), Le(1)]
-# Of whole numbers 0 alone is not true.
+# The only whole number that is not true is 0.
 PositiveOrMinusOne = Annotated[int, Ge(-1), Predicate(bool)]
 NonNegativeOrMinusOne = Annotated[int, Ge(-1)]
 AboveOne = Annotated[float, Gt(1)]

@@ -15,7 +15,7 @@ from data.names import did_you_mean
 from training.config.leaves import Leaf
 from training.config.section import FINDING
 
-# What a value must be, by the type of pydantic's error; the facts in braces come with the error.
+# The values that are allowed, by the type of pydantic's error, which brings the facts in braces.
 FAULT_SENTENCES = {
     "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be {ge:g} or more",
@@ -112,7 +112,7 @@ def describe_fault(fault: ErrorDetails, leaf: Leaf) -> str:
 def _nearest_allowed(fault: ErrorDetails, leaf: Leaf) -> str:
     """Returns " Did you mean 'x'?" with the nearest word or key, or nothing where none is near."""
     if fault["type"] == "unexpected_keyword_argument":
-        # Of a list the first type in brackets, of a mapping the second.
+        # The first type in the brackets of a list, the second in those of a mapping.
         entry_type = get_args(leaf.kind)[1 if leaf.plain is dict else 0]
         return did_you_mean(str(fault["loc"][-1]), entry_type.__dataclass_fields__)
     value = str(fault["input"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-# What the parser says of a fault, and what to do about it.
+# The parser's words for a fault, and the remedy.
 FIXES = {
     "found duplicate key": "a key is given once; put what is under both together",
     "mapping values are not allowed": (

@@ -1,4 +1,4 @@
-"""What surrounds a run's training.
+"""Surrounds a run's training.
 
 Its process and roles, checkpoints, metrics and episodes, and the report on them.
 """

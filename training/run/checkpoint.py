@@ -81,11 +81,11 @@ class CheckpointSaver:
         self._keep_actor = config.max_actor_ckpt_to_keep or kept_by_default
         self._keep_critic = config.max_critic_ckpt_to_keep or kept_by_default
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        # Of the last save.
+        # The step of the last save.
         self.step = 0
         self._began = time.monotonic()
         self._error: OSError | None = None
-        # Of the save under way.
+        # The folder of the save under way.
         self._folder: Path | None = None
         self._completion: Future[None] | None = None
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, folder by folder and entry by entry, and who writes and reads each.
+"""Describes a checkpoint, folder by folder and entry by entry, with the writer and reader of each.
 
 `CONTENTS` is the list of files; `DriverState` that of the entries in `data.pt`; the names here are
 those the code uses. Nothing random is kept: all of it derives from the run's seed and the step.
@@ -102,7 +102,7 @@ class DriverState:
     """Lists the entries of `data.pt`: numbers, strings, tensors, and lists and dicts of them.
 
     `RayPPOTrainer.driver_state` writes them, `load_driver_state` reads them; `AgentTrainer` adds
-    the suite. What an older checkpoint lacks keeps its default here, and starts anew.
+    the suite. An entry that an older checkpoint lacks keeps its default, and starts anew.
 
     Attributes:
         global_steps: steps that were trained.

@@ -28,7 +28,7 @@ TEMPORARY = ".incomplete"
 REPLACED = ".replaced" + TEMPORARY
 REMOVED = ".removed" + TEMPORARY
 UNIQUE = "[0-9a-f]{8}"
-# Of a step's number.
+# The most digits of a step's number.
 MOST_DIGITS = 18
 
 
@@ -62,7 +62,7 @@ def complete_checkpoint(temporary: Path) -> int:
     write_manifest(temporary)
     step = step_of(temporary)
     latest = temporary.with_name(LATEST)
-    # Who is killed before LATEST is written has said what was to stand there.
+    # A process that is killed before it writes LATEST leaves this file, which says what it meant.
     intended = temporary_beside(latest, str(step))
     try:
         replaced = _exchange(temporary, folder_of_step(temporary.parent, step))

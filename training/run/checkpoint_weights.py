@@ -34,9 +34,9 @@ from workers.weight_sync.saved_form import SavedForm
 
 # Bytes of tensors that are read at once, a larger tensor alone.
 READ_BYTES = 1 << 29
-# What a policy with values has before the language model's names, and its value head.
+# The prefixes of the language model's names in a policy with values, and of its value head.
 LM = "lm."
-# Of what a library says of a file.
+# So much of a library's complaint about a file is shown.
 MAX_REASON_CHARS = 300
 VALUE_HEAD = "value_head.weight"
 
@@ -194,7 +194,7 @@ def read_model_config(folder: Path) -> transformers.PretrainedConfig:
         raise CannotUse(f"{folder} holds no config.json: the checkpoint is not whole")
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    # What is wrong with a file shows itself in many ways.
+    # A fault in a file shows itself in many ways.
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CannotUse(
             f"{folder}/config.json describes no known model: {_in_one_line(error)}"
@@ -235,7 +235,7 @@ def read_tensors(
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         cause: BaseException = error
         if isinstance(error, CheckpointException):
-            # Of the one rank that reads; the text of the other has its traceback.
+            # The failure of the one rank that reads; the other text has its traceback.
             cause = next(iter(error.failures.values()))[0]
         raise CannotUse(f"{folder} cannot be read: {_in_one_line(cause)}") from error
 

@@ -1,6 +1,6 @@
 """Ends what a run's environments, tools and rewards started, and did not end.
 
-Such a process may have left its parent, its group and its session. What it keeps is a mark: a
+Such a process may have left its parent, its group and its session. It keeps a mark: a
 program that was started has the environment variable that all of a run's processes on this machine
 inherit; a process that was only forked shows the environment of its parent's start, and has the
 parent's open file of that name.

@@ -2,7 +2,7 @@
 
     python -m training.run.metric_names RUN_DIR        # a run's metrics, with their last values
     python -m training.run.metric_names actor/ppo_kl   # what this one means
-    python -m training.run.metric_names --pages        # writes docs/metrics.md and those beside it
+    python -m training.run.metric_names --page         # writes docs/metrics.md
 
 The table is metric_names.yaml. Invariant: what this project's own code logs is in it; metrics of
 losses, reward functions and trainers of one's own are not.
@@ -21,9 +21,9 @@ from features.trackers import read_records
 
 TABLE = Path(__file__).with_name("metric_names.yaml")
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
-# What stands on a page before its tables, and behind them.
-BEGINNINGS = {
-    "metrics.md": """\
+PAGE = "metrics.md"
+# The page's text before its tables, and behind them.
+BEGINNING = """\
 # What every metric means
 
 A run writes its metrics to `metrics.jsonl`, a line a step, and to TensorBoard. These commands show
@@ -32,43 +32,21 @@ what they mean: all of a run's, with their last values, or one.
     python -m training.run.metric_names outputs/quickstart/run
     python -m training.run.metric_names actor/ppo_kl
 
-Capital letters in a name stand for any text. Shares lie between 0 and 1. Checks of an update, time,
-memory, models beside the policy: [metrics_checks.md](metrics_checks.md); engine against trainer,
-weight sync and alarms: [metrics_engine.md](metrics_engine.md). What to do about a number that looks
-wrong: [troubleshooting_runs.md](troubleshooting_runs.md). Metrics that a loss, a reward function or
-a trainer of your own adds are not listed.
-""",
-    "metrics_checks.md": """\
-# What every metric means: checks of an update, time, memory, models beside the policy
-
-The other metrics, and what capital letters stand for, are in [metrics.md](metrics.md). What one of
-them means, by a command:
-
-    python -m training.run.metric_names actor/still_tensors
-
-Alarms read the checks: [alarms.md](alarms.md).
-""",
-    "metrics_engine.md": """\
-# What every metric means: engine against trainer, weight sync
-
-The other metrics, and what capital letters stand for, are in [metrics.md](metrics.md). What one of
-them means, by a command:
-
-    python -m training.run.metric_names canary/lag
-
-Alarms read most of these: [alarms.md](alarms.md).
-""",
-}
-ENDINGS = {
-    "metrics.md": """
-| STATISTIC of validation | of the N samples of a prompt, then averaged over prompts |
+Capital letters in a name stand for any text. Shares lie between 0 and 1. Alarms read the checks of
+an update, and most numbers of engine against trainer and of the weight sync
+([features/alarms](../features/alarms/README.md)). What to do about a number that looks wrong:
+[troubleshooting.md](troubleshooting.md#learning). Metrics that a loss, a reward function or a
+trainer of your own adds are not listed.
+"""
+ENDING = """
+## Statistics of validation
+| STATISTIC | over the N samples of a prompt, then averaged over prompts |
 |---|---|
 | `mean@N`, `std@N` | mean and standard deviation |
 | `best@k/mean`, `worst@k/mean` | expected best and worst of k draws; `/std` is the deviation |
 | `maj@k/mean` | what the most frequent `pred` of k draws gets, by resampling |
-| `pass@k`, `maj@k` | [of an evaluation](evaluation.md) |
-""",
-}
+| `pass@k`, `maj@k` | [evaluations](../features/evaluation/README.md) alone have these |
+"""
 
 
 class Metric(NamedTuple):
@@ -80,22 +58,19 @@ class Metric(NamedTuple):
 
 
 @cache
-def read_table() -> Mapping[str, Mapping[str, list[Metric]]]:
-    """Reads the table: page -> heading -> its metrics."""
-    pages = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-    table: dict[str, dict[str, list[Metric]]] = {}
-    for page, sections in pages.items():
-        table[page] = {}
-        for title, metrics in sections.items():
-            table[page][title] = [Metric(name=name, **entry) for name, entry in metrics.items()]
+def read_table() -> Mapping[str, list[Metric]]:
+    """Reads the table: heading -> its metrics."""
+    sections = yaml.safe_load(TABLE.read_text(encoding="utf-8"))[PAGE]
+    table = {}
+    for title, metrics in sections.items():
+        table[title] = [Metric(name=name, **entry) for name, entry in metrics.items()]
     return table
 
 
 def all_metrics() -> Iterator[Metric]:
     """Yields every entry of the table."""
-    for sections in read_table().values():
-        for metrics in sections.values():
-            yield from metrics
+    for metrics in read_table().values():
+        yield from metrics
 
 
 def find_metric(name: str) -> Metric | None:
@@ -109,14 +84,14 @@ def _fits(entry: str, name: str) -> bool:
     return re.fullmatch(".+".join(parts), name) is not None
 
 
-def write_page(page: str) -> str:
-    """Returns the text of a page of docs/."""
-    lines = [BEGINNINGS[page]]
-    for title, metrics in read_table()[page].items():
+def write_page() -> str:
+    """Returns the text of docs/metrics.md."""
+    lines = [BEGINNING]
+    for title, metrics in read_table().items():
         lines += [f"## {title}", "| metric | unit | meaning |", "|---|---|---|"]
         lines += [f"| `{name}` | {unit} | {meaning} |" for name, unit, meaning in metrics]
         lines.append("")
-    return "\n".join(lines[:-1]) + "\n" + ENDINGS.get(page, "")
+    return "\n".join(lines[:-1]) + "\n" + ENDING
 
 
 def describe_run(folder: Path) -> Iterator[str]:
@@ -135,9 +110,8 @@ def describe_run(folder: Path) -> Iterator[str]:
 
 def main(words: list[str]) -> int:
     """Answers the command line; returns the exit code."""
-    if words == ["--pages"]:
-        for page in read_table():
-            (DOCS / page).write_text(write_page(page), encoding="utf-8")
+    if words == ["--page"]:
+        (DOCS / PAGE).write_text(write_page(), encoding="utf-8")
         return 0
     if len(words) != 1 or words[0].startswith("-"):
         print(__doc__, file=sys.stderr)
@@ -149,7 +123,7 @@ def main(words: list[str]) -> int:
     if metric is None:
         print(
             f"{words[0]} is no folder with a metrics.jsonl, and no metric of this project; "
-            "docs/metrics.md and those beside it list them",
+            "docs/metrics.md lists them",
             file=sys.stderr,
         )
         return 1

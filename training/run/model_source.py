@@ -25,7 +25,7 @@ from training.run.recorded_config import settings_of_step
 
 logger = logging.getLogger(__name__)
 
-# Of what is no checkpoint.
+# The text for a folder that is no checkpoint.
 NOT_EXPORTED: dict[Kind, str] = {
     "hub": "is no folder; give a run's folder or its global_step_N",
     "folder": "is a Hugging Face folder already",

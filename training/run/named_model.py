@@ -29,7 +29,7 @@ Kind = Literal["hub", "folder", "peft", "checkpoint"]
 # In a checkpoint: the policy's weights, and the folder of its config and tokenizer.
 WEIGHTS = f"{ACTOR}/model"
 HUGGINGFACE = f"{ACTOR}/huggingface"
-# What of a checkpoint is checked and read, by the beginnings of its files' names.
+# These files of a checkpoint are checked and read, by the beginnings of their names.
 READ = (f"{WEIGHTS}/", f"{HUGGINGFACE}/", DRIVER_STATE)
 # A Hugging Face folder's weights.
 WEIGHT_FILES = ("*.safetensors", "*.bin")

@@ -18,9 +18,9 @@ from training.config.schema.trainer import TrainerConfig
 from training.run.signals import ENDING_SIGNALS, SignalsSeen, set_handlers
 
 logger = logging.getLogger(__name__)
-# Of Ray's environment, for a cluster of the run's own.
+# Ray's environment variables, for a cluster of the run's own.
 OWN_CLUSTER = {
-    # What keeps it on loopback, on any system; a `_node_ip_address` of 127.0.0.1 is replaced by one
+    # This keeps it on loopback, on any system; a `_node_ip_address` of 127.0.0.1 is replaced by one
     # that others reach.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Seconds for which a run whose cluster was killed hangs.
@@ -52,7 +52,7 @@ def ray_cluster(config: PPOConfig) -> Iterator[None]:
             try:
                 ray.init(**settings)
             except SystemExit:
-                # Of Ray's own handler: the signal was for the run.
+                # Ray's own handler raised it: the signal was for the run.
                 if signal.SIGTERM not in seen:
                     raise
             finally:

@@ -24,7 +24,7 @@ RESUME_SETTINGS = (
 )
 
 
-# What a resume changed: key -> (before, after).
+# The changes of a resume: key -> (before, after).
 Changes = dict[str, tuple[Any, Any]]
 
 

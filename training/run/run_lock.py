@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 OWNER_FILE = "owner.json"
 # The system's question about a lock: struct flock, with type, whence, start, length and process.
 FLOCK = "hhqqi"
-# Folders that this process holds. Who opens and closes a file gives up all of the process's locks
+# Folders that this process holds. Opening and closing a file gives up all of the process's locks
 # on it, so that such a folder must not be asked about.
 _held_here: set[Path] = set()
 

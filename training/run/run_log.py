@@ -1,4 +1,4 @@
-"""What a run says of itself as it goes on: its trackers, its events and page, its episodes.
+"""Tells of a run as it goes on: its trackers, its events and page, its episodes.
 
 `RayPPOTrainer.fit` opens one `RunLog` and tells it of each step. Invariant: nothing of it changes a
 number of the run; what fails in it costs its own lines.

@@ -69,7 +69,7 @@ class EndingSignals:
     """Turns Ctrl-C, SIGTERM and SIGHUP into KeyboardInterrupt, which runs the `finally` blocks.
 
     While `postpone()` is true the first of them only sets `received`, and the run ends by itself
-    when its step is done; `step` says in a word what that is. What comes after `close` is ignored,
+    when its step is done; `step` says in a word what that is. A signal after `close` is ignored,
     since the clean-up takes but seconds and must be whole. A signal that is ignored already (nohup)
     stays so. As a context manager it gives the signals back at the end.
     """

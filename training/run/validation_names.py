@@ -8,7 +8,7 @@ Invariant: no package is needed, as trackers import it with a Python of their ow
 """
 
 REWARDS = "val-core/"
-# What stands beside a mean reward, below its name.
+# These stand beside a mean reward, below its name.
 ABOUT_THE_MEAN = ("/ci_low", "/ci_high", "/tasks")
 
 

@@ -1,4 +1,4 @@
-"""What the driver calls of a worker group, by what the group does.
+"""Lists the methods that the driver calls on a worker group, by the group's role.
 
 A local group, a group of Ray's, dedicated engines and group streaming all offer these methods;
 `workers/fsdp_workers.py` has what they do. Invariant: the driver calls nothing of a group that does

@@ -1,4 +1,4 @@
-"""What the pool knows of a call on its way, and of the slot whose env worker makes it."""
+"""Holds a call on its way, and the slot whose env worker makes it."""
 
 import math
 import sys

@@ -5,7 +5,7 @@ import os
 import time
 from contextlib import suppress
 
-# Of a call that took no longer the wait for a processor is not looked up: it is short of any limit.
+# A call that took no longer is short of any limit: its wait for a processor is not looked up.
 SHORT_S = 0.005
 # How old a look at what a task waited may be and still stand for the beginning of a call, where
 # many threads share an interpreter and each look hands it over.
@@ -32,9 +32,9 @@ def waited_for_processor(task: str) -> float:
 class TaskClock:
     """Times the calls of a task; it stands still while the task waits for a processor.
 
-    It runs while the task computes, and while it waits for something of its own. What the task
-    waited is looked up before a call, unless the last look is younger than `stale_s`, and behind
-    one that was not short. What it waited between a look and the call is taken for the call's: a
+    It runs while the task computes, and while it waits for something of its own. The task's
+    waiting is looked up before a call, unless the last look is younger than `stale_s`, and behind
+    one that was not short. Waiting between a look and the call is taken for the call's: a
     call so seems shorter, never longer.
     """
 
@@ -43,7 +43,7 @@ class TaskClock:
         self._task: str | None = None
         # When the running call began; inf: none runs.
         self._began = math.inf
-        # What the task had waited at the last look, and when that was.
+        # How long the task had waited at the last look, and the time of that look.
         self._waited = 0.0
         self._looked_at = -math.inf
 

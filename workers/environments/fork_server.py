@@ -30,7 +30,7 @@ from workers.environments.reply import WorkerLost
 
 # The longest that the fork server may take to answer; its start is slow on a busy machine.
 ANSWER_S = 60.0
-# What the fork server's process runs.
+# The program of the fork server's process.
 START = """
 import json, sys
 arguments = json.loads(sys.argv[1])

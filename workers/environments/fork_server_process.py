@@ -42,12 +42,12 @@ def run_fork_server(control_fd: int, limits: dict[str, Any], preload: Sequence[s
     workers: set[int] = set()
     adopt_orphans()
     control = Connection(control_fd)
-    # What every agent needs, and what reads a spec that was pickled by value.
+    # Every agent needs the first; the second reads a spec that was pickled by value.
     for name in ("custom.agent", "cloudpickle", *preload):
         # A worker that needs it says what is wrong.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    # What is loaded stays shared between the workers.
+    # Loaded modules stay shared between the workers.
     gc.freeze()
     with contextlib.suppress(OSError, EOFError):
         while os.getppid() == parent:

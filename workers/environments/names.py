@@ -1,4 +1,4 @@
-"""What environments are called in messages and metrics, and the error that lists some."""
+"""Names environments in messages and metrics, and makes the error that lists some."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ is thrown away: its agent is closed in the background, its env worker killed if 
 
 A call begins when there is a permit (`num_workers` at a time), and in pace: threads that wake all
 at once would only fight for the interpreter, so no more than PACED_CALLS are at their very
-beginning. What is not answered after PACE_S is at work or asleep, and makes room.
+beginning. An episode that has not answered after PACE_S is at work or asleep, and makes room.
 
 Invariant: every accepted call gets exactly one StepReply, whatever user code does: that of the env
 worker or that of the watch, whichever takes `slot.call` first under the lock; what a discarded
@@ -122,7 +122,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self._to_build: deque[PendingCall] = deque()
         self._num_building = 0
         self._running: set[PendingCall] = set()
-        # Of those that run, the ones at their very beginning, and how many of these there may be.
+        # The running episodes at their very beginning, and how many of these there may be.
         self._num_new = 0
         self._most_new = PACED_CALLS
         # Discarded slots, and when each is killed.

@@ -1,7 +1,7 @@
-"""What comes of one call to an environment, and the form in which it travels between processes.
+"""Defines the reply of one call to an environment, and its form between processes.
 
 Invariant: whatever a call did, a `StepReply` comes back, and a worker that is gone raises
-`WorkerLost`. Of a step's `info` only numbers and the records of tool calls are kept. Replies travel
+`WorkerLost`. Only numbers and the records of tool calls are kept of a step's `info`. Replies travel
 as JSON and are read as data.
 """
 
@@ -23,7 +23,7 @@ Call = Literal["build", "trial", "reset", "step", "finish", "close", "run", "ans
 # reward_fault: a reward function failed, which ends the run.
 Failure = Literal["", "env_crash", "env_timeout", "reward_fault"]
 
-# Of a step's info: how many numbers are kept, and how long their names may be.
+# So many numbers of a step's info are kept, with names of at most this length.
 MAX_NUMBERS = 32
 MAX_NAME_CHARS = 64
 # The record of a tool call.
@@ -75,12 +75,12 @@ class StepReply:
     usage: Counts = field(default_factory=dict)
     seconds: float = 0.0
 
-    # Of an episode that replies once at a time.
+    # The value for an episode that replies once at a time.
     order: ClassVar[str] = ""
 
 
 class Heard(Protocol):
-    """What a pool says of an episode: a StepReply, or what a program did (workers/programs).
+    """A pool's reply about an episode: a StepReply, or a program's report (workers/programs).
 
     `order` sorts what is said of one episode at the same time.
     """
@@ -90,7 +90,7 @@ class Heard(Protocol):
 
 
 class Pool(Protocol):
-    """What the turn loop needs of a pool, beside the calls that an episode asks for by name."""
+    """The turn loop's view of a pool, beside the calls that an episode asks for by name."""
 
     def poll(self, timeout: float) -> list[tuple[Any, Any]]:
         """Returns what is new, by episode; waits for the first at most `timeout` seconds."""

@@ -25,7 +25,7 @@ from workers.environments.server import EnvServer
 
 logger = logging.getLogger(__name__)
 Isolation = Literal["thread", "process", "ray"]
-# Of the error of a Ray actor that ended, how many characters are kept.
+# So many characters are kept of the error of a Ray actor that ended.
 MAX_RAY_ERROR_CHARS = 500
 
 

@@ -154,7 +154,7 @@ class RayWorkerGroup:
         answers = []
         for rank, host in enumerate(self.hosts):
             chunk = chunks[rank // ranks_per_chunk]
-            # Of the ranks that share a chunk the first alone answers.
+            # Only the first of the ranks that share a chunk answers.
             method = host.call if rank % ranks_per_chunk == 0 else host.run
             answers.append(method.remote(self.role, name, chunk))
         return self._wait(name, answers)[::ranks_per_chunk]

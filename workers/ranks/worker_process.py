@@ -1,4 +1,4 @@
-"""What a worker's process does before it builds models, and how it stays deterministic.
+"""Prepares a worker's process before it builds models, and keeps it deterministic.
 
 A run that asks for it (`trainer.deterministic`) is repeated bitwise on the same machine.
 """

@@ -1,4 +1,4 @@
-"""What every rollout engine does with its verbs: prompts become the trainer's batch.
+"""Turns every rollout engine's verbs into batches: prompts become the trainer's batch.
 
 An engine's file derives from `BaseRollout`. How an answer of one turn and the rows of agents'
 episodes lie in a batch, for P `prompt_width` and R `rollout.response_length`:

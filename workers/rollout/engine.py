@@ -134,7 +134,7 @@ class Engine(ABC):
     counts_tokens = False
     version = 0
 
-    # What the engine needs of a config: asked of the class, before anything is built.
+    # The engine's demands on a config: asked of the class, before anything is built.
 
     @classmethod
     def check_config(cls, config: PPOConfig) -> Iterator[str]:

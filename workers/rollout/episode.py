@@ -1,6 +1,6 @@
 """One episode, as a coroutine that asks and is answered: reset, then sample and step until done.
 
-It is answered by the turn loop (turn_loop.py). What it keeps of a conversation:
+It is answered by the turn loop (turn_loop.py). It keeps this of a conversation:
 
     token_ids     = P0 P1 | A0 A1 A2 | E0 E1 | A3 A4        P: prompt, A: sampled, E: environment
     response_mask =         1  1  1    0  0    1  1
@@ -113,7 +113,7 @@ class Row:
 class Turn:
     """Holds what the policy wrote in one turn, and the environment's reply, if it gave one.
 
-    `anchor` names the state in which the turn began, `tokens` counts what was sampled. Of a program
+    `anchor` names the state in which the turn began, `tokens` counts sampled tokens. For a program
     (workers/programs) `asked` are the messages of its request, those that are new since turn
     `behind`, or all where that is None.
     """
@@ -357,7 +357,7 @@ def take_turns(
             join(episode, reply.messages, conversation, limits)
     except Ended as end:
         return end.args
-    # What the environment said does not fit into the conversation.
+    # The environment's words do not fit into the conversation.
     except TemplateRefusal as error:
         return "env_crash", str(error)
 

@@ -1,9 +1,9 @@
-"""What leaves the engine's process of an episode: the facts for a step's metrics, and its record.
+"""Makes what leaves the engine's process of an episode: facts for metrics, and its record.
 
 `episode_facts` is what the batch's column of that name holds, once for each episode; the metrics
 (training/run) read nothing else of episodes. An episode's record is a line of the run's episode
-files (docs/episodes.md), which scripts/replay.py reads. Invariant: both are plain data, as JSON
-holds it.
+files (features/records/README.md), which scripts/replay.py reads. Invariant: both are plain data,
+as JSON holds it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         env_seconds: the environment's own time; seconds: wall time.
         tool_calls: of all turns.
         models: what was asked of models beside the policy, in all attempts.
-        info: the environment's numbers; of a name that several turns give the last counts. Of a
-            program what is counted of its requests, and its own metrics.
+        info: the environment's numbers; the last turn that gives a name counts. A program has the
+            counts of its requests here, and its own metrics.
         sampled_tokens: of all turns.
         paid: what the environment gave in all, 0 where the episode failed; reward: the sum over the
             episode's rows, which it is to be but for `agent.overflow_reward`.
@@ -129,7 +129,8 @@ def encode_record(facts: Mapping[str, Any], record: Mapping[str, Any]) -> bytes 
     """Writes an episode's facts and record as one object in JSON, as soon as they are made.
 
     So the record's many small objects are gone at once. The reward is left out, as a trainer may
-    give another one. What cannot be written is None, and logged: it costs the record, not the run.
+    give another one. A record that cannot be written is None, and logged: it costs
+    itself, not the run.
     """
     # The number of turns gives way to the turns.
     entry = {**facts, **record}

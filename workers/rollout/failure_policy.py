@@ -1,4 +1,4 @@
-"""What a failed episode costs: which rewards and masks it is trained on with.
+"""Decides the cost of a failed episode: with which rewards and masks it is trained on.
 
 How often a crashed episode is played again stands in the turn loop (`max_refills`); when failures
 end the run, in training/run. Invariant: an episode that did not fail keeps its tokens and rewards.
@@ -28,8 +28,8 @@ def is_masked(ending: str, agent: AgentConfig) -> bool:
     """Returns whether the tokens of an episode that failed so are left out of training.
 
     `on_failure=mask` masks every failed episode, `refill` one that crashed to the last attempt: a
-    timeout may well be the policy's doing, and to leave it out would reward it for that. What the
-    engine failed is never the policy's doing.
+    timeout may well be the policy's doing, and to leave it out would reward it for that. A failure
+    of the engine is never the policy's doing.
     """
     if ending == "engine_error" or agent.on_failure == "mask":
         return True

@@ -1,4 +1,4 @@
-"""Who speaks in an episode, where several agents do."""
+"""Names the agent that speaks in an episode, where several do."""
 
 from dataclasses import dataclass
 

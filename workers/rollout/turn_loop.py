@@ -12,7 +12,7 @@ next are submitted, in a fixed order.
 
 An episode in an environment has one request on its way. A program (workers/programs), which plays
 by itself and asks for its turns, may have several turns sampled at the same time (`Several`), and
-may be heard at any time. Of every episode one thing holds: while none of its turns is sampled its
+may be heard at any time. One thing holds for every episode: while none of its turns is sampled its
 environment is awaited.
 
 Invariant: every request that is not given up is answered exactly once, and on all ranks of a
@@ -54,13 +54,13 @@ WAIT_S = 1.0
 # An engine that runs whole batches (`completes_batches`) is given what there is once no reply has
 # come for so many seconds.
 LULL_S = 0.005
-# What is said once of a program whose requests come at the same time.
+# Said once of a program whose requests come at the same time.
 NOT_ONE_BY_ONE = (
     "trainer.deterministic=true: a program makes requests at the same time; which of them are "
     "sampled together depends on when they come, so that the last digits of log-probs may differ "
     "between runs"
 )
-# What `max_refills` plays again.
+# `max_refills` plays these again.
 RESTARTED = ("env_crash", "engine_error")
 
 
@@ -150,7 +150,7 @@ class TurnLoop:
     numbers: Iterator[int] = field(default_factory=itertools.count, init=False)
     out_of_time: bool = field(default=False, init=False)
 
-    # What the owner of a loop calls.
+    # Called by the owner of a loop.
 
     def add(self, batch: Batch) -> None:
         """Takes a batch in, to be played with those that are there."""
@@ -344,7 +344,7 @@ class TurnLoop:
             while not self._has_heard_all(replies):
                 replies += self.environments.poll(WAIT_S)
             if self.listening:
-                # What a program asks at the same time belongs to the same round.
+                # Requests of a program at the same time belong to the same round.
                 replies += self._until_lull()
             return sorted(replies, key=lambda reply: (reply[0], reply[1].order))
         if self.engine.completes_batches and not self._has_heard_all(replies):

@@ -21,7 +21,7 @@ from features.programs.protocols.protocol import (
     tool_choice_of,
 )
 
-# What a client may send back that the policy's own turn has anyway.
+# A client may send these back, which the policy's own turn has anyway.
 THINKING = ("thinking", "redacted_thinking")
 
 

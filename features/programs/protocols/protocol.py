@@ -1,4 +1,4 @@
-"""What a protocol consists of, and what all of them share: errors, contents, tool calls."""
+"""Defines a protocol, and the parts that all of them share: errors, contents, tool calls."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 
 # How the roles of newer models are called in chat templates.
 ROLES = {"developer": "system"}
-# Of a value, in an error.
+# So much of a value is shown in an error.
 SHOWN_CHARS = 200
 # How often lists and objects of a request may hold each other.
 MAX_DEPTH = 100

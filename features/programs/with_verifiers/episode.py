@@ -14,13 +14,13 @@ from typing import Any
 
 from features.programs.with_verifiers.world import World, agents_of, client_of, world
 
-# Of an error that is shown.
+# So much of an error is shown.
 MAX_ERROR_CHARS = 2000
 
 
 def main() -> int:
     """Plays the episode of SEED; returns the exit code."""
-    # What tasks, and all that they start, print is no report: it goes to standard error.
+    # The output of tasks, and of all that they start, is no report: it goes to standard error.
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -43,7 +43,7 @@ async def play(loaded: World, seed: int, minted: list[Any]) -> Any:
     """Has verifiers run the episode, with the policy behind each agent that has no client.
 
     Args:
-        minted: is given every trace that is begun, also of what is tried again.
+        minted: is given every trace that is begun, also those of attempts made again.
     """
     import verifiers.v1 as vf
 

@@ -1,4 +1,4 @@
-"""What starts an episode in verifiers' interpreter.
+"""Starts an episode in verifiers' interpreter.
 
 Invariant: the settings go there as one variable in JSON, to the process that loads the environment
 and to every episode alike.

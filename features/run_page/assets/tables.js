@@ -43,7 +43,7 @@ function alarmText(alarm) {
     const words = ["It means: ", prose(alarm.meaning), ". "];
     if (CONTENT.alarmDocs) {
       const href = `${CONTENT.alarmDocs}#:~:text=${encodeURIComponent(alarm.name)}`;
-      words.push(element("a", { href }, ["docs/alarms.md"]));
+      words.push(element("a", { href }, ["features/alarms/README.md"]));
     }
     parts.push(element("div", { class: "aside" }, words));
   }

@@ -24,7 +24,7 @@ def terminal(typed: str) -> tuple[Terminal, io.StringIO]:
 
 
 def said(typed: str, replies: int) -> list[PersonsReply]:
-    """What a person says as the environment who types so."""
+    """The words of a person who types so as the environment."""
     voice = EnvironmentsVoice(terminal(typed)[0])
     return [voice.ask() for _ in range(replies)]
 
@@ -149,7 +149,7 @@ def test_a_person_who_reads_no_more_has_left_and_the_episode_ends() -> None:
         with pytest.raises(EOFError):
             EnvironmentsVoice(person).ask()
     finally:
-        # What is left in its buffer has nowhere to go.
+        # The rest of its buffer has nowhere to go.
         with suppress(BrokenPipeError):
             nobody.close()
 

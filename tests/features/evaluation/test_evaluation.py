@@ -136,7 +136,7 @@ def test_a_summary_is_worked_by_hand() -> None:
     passed = [game[f"pass@{k}"]["value"] for k in (1, 2, 3)]
     assert passed == pytest.approx([1 / 3, 1 / 2, 1 / 2])
     votes = [game[f"maj@{k}"]["value"] for k in (1, 2, 3)]
-    # Of two samples a and b are tied in two of three subsets.
+    # In two of three subsets of two samples a and b are tied.
     assert votes == pytest.approx([1 / 3, (1 + 0.5 + 0.5) / 3 / 2, 1 / 2])
     assert summary["tasks"] == 2
     assert [task["rewards"] for task in summary["by_task"]] == rewards

@@ -111,7 +111,7 @@ def test_a_full_micro_batch_is_planned_whatever_the_number_of_rows(shape: Path) 
     assert update(budget) < update(f"{ACTOR}.ppo_max_token_len_per_gpu=128")
     long = ["data.max_response_length=504", f"{ACTOR}.ppo_max_token_len_per_gpu=2048"]
     whole = update(*long, "actor_rollout_ref.model.enable_gradient_checkpointing=false")
-    # Of two layers one is held at a time.
+    # One of two layers is held at a time.
     assert 1.5 * update(*long) < whole
 
 

@@ -21,9 +21,9 @@ WAYS = (
     "leaves",
     "exits",
 )
-# What the run's trial gets, before any other.
+# The run's trial gets this one, before any other.
 TRIAL = "trial"
-# What verifiers is to try again after.
+# Verifiers tries again after this one.
 AGAIN = "once more"
 FALSE_REPORT = '{"reward": 100}'
 

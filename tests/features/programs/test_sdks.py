@@ -20,7 +20,7 @@ CLIENTS = Path(__file__).with_name("clients")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 FINAL = '<tool_call>{"name": "final_answer", "arguments": {"answer": "5"}}</tool_call>'
 CODE = "Thought: I add.\n<code>\nfinal_answer(add(3, 4))\n</code>"
-# What the policy says to each client, in turn.
+# The policy's words to each client, in turn.
 SCRIPTS = {
     "openai_plain": ("openai", ["Yes.", "Fine."]),
     "openai_stream": ("openai", ["Yes.", "Yes."]),

@@ -80,7 +80,7 @@ def test_the_templates_tokens_are_told_from_the_environments(tokens: TurnTokens)
     assert pieces(tokens, episode, ENVIRONMENT).split() == ["higher", "7", "lower"]
     assert [value for value in row.origins if value == SAMPLED] == [SAMPLED] * 6
     assert OVER_LIMIT not in row.origins
-    # What the policy ended with is its own.
+    # The policy's last words are its own.
     assert row.origins[2] == SAMPLED and row.origins[3] == TEMPLATE
     [record] = episode_records([episode], [[row]])
     mask = unpack_array(record["rows"][0]["template_mask"], "|i1")

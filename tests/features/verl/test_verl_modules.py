@@ -1,4 +1,4 @@
-"""Files that import from verl are told where its names are here; docs/verl_names.md lists them."""
+"""Files that import from verl are told where its names are here (features/verl/names.md)."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_a_file_that_imports_verl_is_told_all_its_imports_at_once(tmp_path: Path
     for line in (
         "line 2: import features.verl.torch_functional as verl_F",
         "line 3: from data.protocol import DataProto as Batch",
-        "line 6: from features.verl.protocol import serialize_tensordict",
-        "line 6: verl.protocol.DataProtoConfig is not here, see docs/verl_names.md",
+        "line 6: from contrib.verl.protocol import serialize_tensordict",
+        "line 6: verl.protocol.DataProtoConfig is not here, see features/verl/names.md",
         "line 13: verl.nothing.like_it.Thing is not here",
     ):
         assert line in said
@@ -116,7 +116,7 @@ def test_the_script_writes_the_imports_and_says_what_is_missing(tmp_path: Path) 
 def rows_of_the_table() -> Iterator[tuple[str, list[str], str]]:
     """Yields (module of verl, names, what the table says of them)."""
     module = ""
-    for line in (PROJECT / "docs/verl_names.md").read_text().splitlines():
+    for line in (PROJECT / "features/verl/names.md").read_text().splitlines():
         if line.startswith("## "):
             module = line.removeprefix("## ").strip("` ")
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -125,7 +125,7 @@ def rows_of_the_table() -> Iterator[tuple[str, list[str], str]]:
 
 
 def test_the_table_of_names_is_true() -> None:
-    """What it calls the same, or different, can be imported; what it calls absent is nowhere."""
+    """Names that it calls the same, or different, can be imported; absent ones are nowhere."""
     rows = list(rows_of_the_table())
     counts = {"same": 0, "differs": 0, "absent": 0}
     for module, names, verdict in rows:

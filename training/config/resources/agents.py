@@ -126,7 +126,7 @@ def _check_needs_no_arguments(key: str, make: Callable[..., Any]) -> Iterator[st
     try:
         signature = inspect.signature(make)
     except ValueError:
-        # What is written in C may have none.
+        # A function that is written in C may have none.
         return
     try:
         signature.bind()

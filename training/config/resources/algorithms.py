@@ -19,7 +19,7 @@ def check_algorithm(config: PPOConfig) -> Iterator[str]:
     if config.custom_algorithm:
         problems = unusable_file("custom_algorithm", config.custom_algorithm)
         yield from problems
-        # What the file would have registered is not known.
+        # Nobody knows what the file would have registered.
         if problems:
             return
     yield from _check_loss(config, correction)

@@ -11,7 +11,7 @@ from data.prompt_files import SUFFIXES
 from training.config.schema.ppo import PPOConfig
 from training.config.section import PROJECT_ROOT
 
-# Of the names that an error lists.
+# An error lists at most so many names.
 MAX_NAMES_SHOWN = 8
 # Larger files are read, and checked, only where the run reads them, in bytes.
 LARGE_FILES = 64 << 20

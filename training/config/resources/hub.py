@@ -5,7 +5,7 @@ answer comes within seconds, and what is in the cache needs none.
 """
 
 TIMEOUT_S = 10.0
-# What a model, or adapters, have at least.
+# A model, or adapters, have one of these at least.
 CONFIGS = ("config.json", "adapter_config.json")
 
 

@@ -13,7 +13,7 @@ from training.config.resources.user_code import unusable_object
 from training.config.schema.agent import OWN_PYTHON, EnvironmentChoice
 from training.config.schema.ppo import PPOConfig
 
-# What a reward function of programs is called with, by name.
+# A reward function of programs is called with these, by name.
 OFFERED = ("task", "output", "conversations")
 
 

@@ -17,11 +17,11 @@ from training.config.resources.user_code import (
 from training.config.schema.ppo import PPOConfig
 from training.config.schema.reward import CustomRewardFunctionConfig
 
-# What the trainer passes to a reward manager; everything else comes from reward_kwargs.
+# The trainer passes these to a reward manager; everything else comes from reward_kwargs.
 ARGUMENTS_OF_MANAGERS = ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
 # Reward managers that are there and ask nothing of a config, which is known without importing them.
 MANAGERS_WITHOUT_NEEDS = ("naive", "dapo", "prime")
-# What managers call a scoring function with, beside reward_kwargs, by the manager's name.
+# Managers call a scoring function with these, beside reward_kwargs.
 ROW_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 CALLED_WITH = {
     **dict.fromkeys(("naive", "dapo", "prime"), ROW_ARGUMENTS),

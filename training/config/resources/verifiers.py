@@ -26,7 +26,7 @@ BEHIND = (0, 5)
 MAX_S = 60.0
 MAX_BYTES = 10_000
 MAX_SAID_CHARS = 100
-# What an interpreter is asked; its last line is the answer.
+# The program that asks an interpreter; its last line is the answer.
 ASK = """
 import json
 try:

@@ -35,7 +35,7 @@ PASSED_AS_OBJECT = "given"
 OWN_PYTHON = ("python", "python3")
 # By this name programs ask for the policy, as by any that is none of agent.models.
 POLICY = "policy"
-# What a run with tools acts in that has rows and names no environment.
+# A run with tools and rows that names no environment acts in this one.
 DATASET_ROWS = "custom.envs.dataset_row:DatasetRowEnvironment"
 
 
@@ -137,7 +137,8 @@ class AgentConfig(Section):
     max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
     #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
     tools: tuple[ToolName, ...] = ()
-    #: MCP servers by name, whose tools stand beside these: command, args, … or url (docs/mcp.md)
+    #: MCP servers by name, whose tools stand beside these: command, args, … or url
+    #: (features/mcp/README.md)
     mcp_servers: dict[str, McpServerChoice] = field(default_factory=dict)
     #: how tool calls are written in the model's text
     parser: Literal["json", "react", "function"] = "function"
@@ -161,10 +162,12 @@ class AgentConfig(Section):
     trial_episodes: NonNegativeInt = 4
     #: let a group's members begin differently; otherwise that stops the run
     allow_different_tasks: bool = False
-    #: models beside the policy by name, each a mapping: base_url, model, … (docs/models.md)
+    #: models beside the policy by name, each a mapping: base_url, model, …
+    #: (features/judges/README.md)
     models: dict[str, SideModel] = field(default_factory=dict)
     tools_unsafe: bool = False  #: let the python tool run where the kernel gives it no walls
-    #: folder of the episodes that a run records (docs/episodes.md); null = RUN_DIR/episodes
+    #: folder of the episodes that a run records (features/records/README.md); null =
+    #: RUN_DIR/episodes
     episodes_dir: OutputPath | None = None
     #: GiB of episodes that are kept; of more every other step goes; 0 = nothing is recorded
     episodes_keep: NonNegativeFloat = 2.0

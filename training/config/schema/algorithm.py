@@ -178,7 +178,7 @@ class AlgorithmConfig(Section):
 
     def warnings(self, config: "PPOConfig") -> Iterator[str]:
         """Yields that an estimator which compares the members of a group has nothing to compare."""
-        # What one of a user's own does with groups is not known.
+        # Nobody knows what a user's own estimator does with groups.
         is_built_in = self.adv_estimator in BUILT_IN_ESTIMATORS
         compares_members = is_built_in and "index" in config.estimator_needs
         if compares_members and config.actor_rollout_ref.rollout.n == 1:

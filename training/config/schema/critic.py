@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from training.config.schema.ppo import PPOConfig
 
 
-# What is read of the critic's section where its values come from the actor's model.
+# These of the critic's settings are read where its values come from the actor's model.
 SETTINGS_OF_A_SHARED_BACKBONE = (
     "enable",
     "share_backbone",

@@ -27,7 +27,7 @@ from training.config.schema.verifiers import DRIVER
 from training.config.section import InputPath, Section
 from training.features import sections as feature_sections
 
-# What a process of an environment may take where its library runs texts, in GiB.
+# GiB for a process of an environment whose library runs texts.
 GUARDED_MEMORY_GB = 4.0
 
 

@@ -50,7 +50,7 @@ class OverlongBufferConfig(Section):
 
 
 class RewardModelConfig(Section):
-    """Who turns a response into a reward."""
+    """Names the function or model that turns a response into a reward."""
 
     #: score with a reward model; what a reward function or an environment gives is added
     enable: bool = False

@@ -26,7 +26,7 @@ class TrainerConfig(Section):
     total_training_steps: PositiveInt | None = None  #: steps; null = total_epochs passes
     project_name: str = "ppo_core"  #: groups runs in trackers and folders
     experiment_name: str = "default"  #: name of this run
-    #: where metrics go (docs/trackers.md)
+    #: where metrics go (features/trackers/README.md)
     logger: tuple[
         Literal[
             "console",
@@ -59,8 +59,8 @@ class TrainerConfig(Section):
     train_finished_groups: bool = False
     device: Literal["cuda", "cpu"] | None = None  #: null = cuda where there is one
     balance_batch: bool = True  #: give each rank about the same number of tokens
-    #: what an alarm does (docs/alarms.md): one line in the log | ends the run too | nothing is
-    #: watched
+    #: what an alarm does (features/alarms/README.md): one line in the log | ends the run too |
+    #: nothing is watched
     alarms: Literal["warn", "stop", "off"] = "warn"
     #: steps between checkpoints; null = every ten minutes and at the end, the last two are kept;
     #: -1 = on Ctrl-C alone

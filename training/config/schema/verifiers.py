@@ -5,10 +5,8 @@ from typing import Any, Literal
 
 from training.config.section import InputPath, Section
 
-# What is run in verifiers' interpreter.
-DRIVER = (
-    Path(__file__).resolve().parents[3] / "features/programs/with_verifiers/verifiers_driver.py"
-)
+# The program in verifiers' interpreter.
+DRIVER = Path(__file__).resolve().parents[3] / "workers/programs/with_verifiers/verifiers_driver.py"
 PREFIX = "verifiers:"
 
 

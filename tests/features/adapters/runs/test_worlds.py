@@ -174,7 +174,7 @@ def test_hostile_servers_cost_their_episodes_and_are_counted(
     assert endings(step) == Counter(entry["ending"] for entry in facts)
     masked = {names[entry["environment"]] for entry in facts if entry["masked"]}
     failed = {way for way, (_, ending) in WAYS.items() if ending.startswith("env_")}
-    # Of a first prompt without room nothing was sampled.
+    # Nothing was sampled behind a first prompt without room.
     assert masked == failed | {"huge_reset"}
     assert step["agent/masked"] == 2 * len(masked)
     assert all(math.isfinite(value) for value in step.values())

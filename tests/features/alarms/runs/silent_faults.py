@@ -429,7 +429,7 @@ def last_token_cut(batch: DataProto) -> None:
     fields["responses"] = fields["responses"].scatter(1, last, 0)
 
 
-# Of alarms that look at something of their own.
+# Faults for alarms that look at something of their own.
 
 
 def other_reference(trainer: Any) -> None:
@@ -475,7 +475,7 @@ def prompts_of_the_step_before(trainer: Any) -> None:
     trainer.prompt_batch = same
 
 
-# Of a third look.
+# Faults that a third look found.
 
 
 def tasks_of_their_own(batch: DataProto) -> None:

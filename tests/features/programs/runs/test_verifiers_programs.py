@@ -299,7 +299,7 @@ def check_log_probs(rows: list[Row], model: Path) -> None:
 def test_every_sampled_token_is_trained_in_one_row_with_its_log_prob(
     caller: Path, gym: Path, tmp_path: Path, verifiers_python: str, sampled: list[Sampled]
 ) -> None:
-    """Of two agents, both of which are trained, in conversations that go on."""
+    """Two agents, both of which are trained, in conversations that go on."""
     trained = ("agent.verifiers.trained=[user, assistant]", "algorithm.adv_estimator=rae")
     batch, _ = train(caller, tmp_path, *playing(gym, verifiers_python, TWO), *trained)
     assert sum(entry["info"]["program_grows"] for entry in facts_of(batch)) > 0

@@ -1,4 +1,4 @@
-"""README, docs/rewards.md and docs/episodes.md: their files and commands, in order, with few steps.
+"""README, docs/rewards.md, the pages of records and viewer: their files and commands, few steps.
 
 Each page's commands need the files that it shows, so that they are run together, in one folder.
 """
@@ -23,7 +23,10 @@ from training.core_algos import registry
 
 README = (PROJECT / "README.md").read_text()
 REWARDS = (PROJECT / "docs/rewards.md").read_text()
-EPISODES = (PROJECT / "docs/episodes.md").read_text()
+RECORDS = (PROJECT / "features/records/README.md").read_text()
+VIEWER = (PROJECT / "features/viewer/README.md").read_text()
+# The episodes of records are played again as the viewer's page says.
+EPISODES = RECORDS + VIEWER[VIEWER.index("## Play episodes again") :]
 SMALL = {
     "train_batch_size: 16, max_prompt": "train_batch_size: 8, max_prompt",
     "total_training_steps: 100": "total_training_steps: 2",
@@ -48,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv)
-    # What a page's file imports beside it is another folder's in the next test.
+    # A file that a page's file imports is another folder's in the next test.
     monkeypatch.delitem(sys.modules, "scores", raising=False)
     return tmp_path
 
