@@ -1,6 +1,6 @@
 """From a name in a config to an environment: a class of yours, or LIBRARY:ID.
 
-The environments of other libraries are played by the adapters in contrib/adapters. Invariant: a
+The environments of other libraries are played by the adapters in features/adapters. Invariant: a
 library, and the adapter to it, is imported only when one of its environments is made. A name
 that does not exist or takes other arguments raises a ValueError that says what is allowed; an
 exception inside a user's own environment keeps its type.

@@ -1,7 +1,7 @@
 """Finds modules under their older names: those of features, which once stood elsewhere.
 
-`import training.run.alarms` gives `features.alarms` itself, not a copy, and says so once;
-`python -m training.run.report` runs what stands at the new place. Invariant: only a name that
+`import features.alarms` gives `features.alarms` itself, not a copy, and says so once;
+`python -m features.run_page.report` runs what stands at the new place. Invariant: only a name that
 nothing else finds is looked up here.
 """
 

@@ -33,8 +33,8 @@ from features.run_page.settings import Change, as_text, differences_from_default
 from training.run.files import from_here
 from training.run.metric_names import Metric, find_metric
 
-# The folder that `python -m training.run.episodes` is given in.
-CLONE = Path(__file__).resolve().parents[3]
+# The folder that `python -m features.viewer.command` is given in.
+CLONE = Path(__file__).resolve().parents[2]
 # The steps in the table of step times.
 LAST_STEPS = 8
 # Steps that a summary's first and last value are means of.

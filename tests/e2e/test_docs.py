@@ -63,19 +63,27 @@ ELSEWHERE = {
     "python examples/prepare_game.py": "tests/unit/test_prepare_game.py",
     "python scripts/verl_imports.py": "tests/features/verl/test_verl_modules.py",
     "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
-    "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/e2e/test_pages_run.py",
-    "python main.py CONFIG.yaml agent.command=": "tests/e2e/test_programs.py",
-    "python main.py CONFIG.yaml --serve": "tests/e2e/test_programs.py",
-    "python main.py CONFIG.yaml agent.mcp_servers.": "tests/e2e/test_worlds.py",
-    "python main.py CONFIG.yaml agent.tools=[python]": "tests/unit/test_python_walls.py",
+    "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/features/run_page/runs/test_pages_run.py",
+    "python main.py CONFIG.yaml agent.command=": "tests/features/programs/runs/test_programs.py",
+    "python main.py CONFIG.yaml --serve": "tests/features/programs/runs/test_programs.py",
+    "python main.py CONFIG.yaml agent.mcp_servers.": "tests/features/adapters/runs/test_worlds.py",
+    "python main.py CONFIG.yaml agent.tools=[python]": (
+        "tests/features/sandbox/test_python_walls.py"
+    ),
     'python main.py CONFIG.yaml "trainer.observers=': "docs/observers.md",
     "python -m pytest tests/features/": "docs/features.md",
-    "python scripts/replay.py outputs/count": "tests/e2e/test_pages_run.py",
-    "python main.py CONFIG.yaml agent.models.": "tests/e2e/test_side_models.py",
-    "python main.py CONFIG.yaml trainer.launcher=ray agent.": "tests/e2e/test_ray_programs.py",
-    "python main.py CONFIG.yaml agent.environment.name=openenv:": "tests/e2e/test_worlds.py",
-    "python main.py CONFIG.yaml agent.verifiers.": "tests/e2e/test_verifiers_programs.py",
-    "python main.py ARGS": "tests/unit/config/test_verl_keys.py",
+    "python scripts/replay.py outputs/count": "tests/features/run_page/runs/test_pages_run.py",
+    "python main.py CONFIG.yaml agent.models.": "tests/features/judges/runs/test_side_models.py",
+    "python main.py CONFIG.yaml trainer.launcher=ray agent.": (
+        "tests/features/programs/runs/test_ray_programs.py"
+    ),
+    "python main.py CONFIG.yaml agent.environment.name=openenv:": (
+        "tests/features/adapters/runs/test_worlds.py"
+    ),
+    "python main.py CONFIG.yaml agent.verifiers.": (
+        "tests/features/programs/runs/test_verifiers_programs.py"
+    ),
+    "python main.py ARGS": "tests/features/verl/test_verl_keys.py",
     "python main.py configs/tiny_prompts.yaml custom_algorithm=": "tests/e2e/test_trainer.py",
     "python -m training.run.metric_names": "tests/unit/test_metric_names.py",
     "python scripts/bias_table.py": "tests/unit/test_bias.py",
@@ -85,11 +93,11 @@ ELSEWHERE = {
     "export RAY_AUTH_MODE": "tests/e2e/test_nodes.py",
     "source .venv/bin/activate": "scripts/setup_env.sh",
     "python -m sglang.launch_server": "tests/e2e/test_sglang.py",
-    "python scripts/replay.py RUN_DIR/chats": "tests/e2e/test_chat.py",
+    "python scripts/replay.py RUN_DIR/chats": "tests/features/chat/runs/test_chat.py",
     "python -m venv": "features/trackers/README.md",
 }
 # Parts of commands for a run that has ended, and the words that stand for the run.
-AFTER_TRAINING = ("training.run.episodes", "training.run.export", "--eval", "--chat")
+AFTER_TRAINING = ("features.viewer.command", "features.export.export", "--eval", "--chat")
 RUNS = re.compile(
     r"^(outputs/quickstart/run|outputs/one|outputs/other|RUN_DIR)(/global_step_130)?$"
 )

@@ -10,7 +10,6 @@ import pytest
 
 from features.alarms.catalogue import ADVICE
 from tests.conftest import PROJECT
-from training.run.alarms.catalogue import ADVICE
 from training.run.metric_names import all_metrics, find_metric, main, write_page
 
 # A metric in the code: a text with a slash behind one of these words.

@@ -80,7 +80,7 @@ def test_a_file_that_imports_verl_is_told_all_its_imports_at_once(tmp_path: Path
     for line in (
         "line 2: import features.verl.torch_functional as verl_F",
         "line 3: from data.protocol import DataProto as Batch",
-        "line 6: from contrib.verl.protocol import serialize_tensordict",
+        "line 6: from features.verl.protocol import serialize_tensordict",
         "line 6: verl.protocol.DataProtoConfig is not here, see features/verl/names.md",
         "line 13: verl.nothing.like_it.Thing is not here",
     ):

@@ -6,7 +6,8 @@ from typing import Any, Literal
 from training.config.section import InputPath, Section
 
 # The program in verifiers' interpreter.
-DRIVER = Path(__file__).resolve().parents[3] / "workers/programs/with_verifiers/verifiers_driver.py"
+PROJECT = Path(__file__).resolve().parents[3]
+DRIVER = PROJECT / "features/programs/with_verifiers/verifiers_driver.py"
 PREFIX = "verifiers:"
 
 

@@ -21,7 +21,7 @@ from tests.features.programs.runs.test_programs import running
 from tests.features.programs.test_sdks import python_with
 from training.run.episode_files import read_episodes
 
-SCRIPT = PROJECT / "tests/e2e/programs/sdk_clients.py"
+SCRIPT = PROJECT / "tests/features/programs/runs/programs/sdk_clients.py"
 # For each client the package, the requests of an episode, and the rows that these become at least
 # and at most: smolagents writes an answer in words of its own where it reads a call in it.
 CLIENTS = {
