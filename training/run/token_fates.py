@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from training.config import RolloutCorrectionConfig
-from training.rollout_correction import correct_as
+from training.core_algos import correct_as
 from workers.rollout.token_origins import COPIED, ENVIRONMENT, OVER_LIMIT, SAMPLED, TEMPLATE
 
 

@@ -6,7 +6,6 @@ from typing import Self
 
 from custom.env_factory import LIBRARIES, Library, library_of
 from training.config.batch_plan import BatchPlan, UpdatePlan
-from training.config.estimator_needs import estimator_needs
 from training.config.schema.actor import ActorConfig
 from training.config.schema.agent import (
     DATASET_ROWS,
@@ -25,6 +24,7 @@ from training.config.schema.rollout import RolloutConfig
 from training.config.schema.trainer import RayKwargs, TrainerConfig
 from training.config.schema.verifiers import DRIVER
 from training.config.section import InputPath, Section
+from training.core_algos.built_in import estimator_needs
 
 # What a process of an environment may take where its library runs texts, in GiB.
 GUARDED_MEMORY_GB = 4.0

@@ -15,7 +15,7 @@ from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows, uid_of
 from training.batch.masked_ops import sampled_sums
 from training.config import AlgorithmConfig
-from training.config.estimator_needs import BUILT_IN_ESTIMATORS, estimator_needs
+from training.core_algos.built_in import BUILT_IN_ESTIMATORS, estimator_needs
 from training.run.alarms.catalogue import Finding, Place
 
 EPSILON = 1e-6
