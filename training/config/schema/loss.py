@@ -1,5 +1,6 @@
 """Holds what a run hands to policy losses for `config`: the actor's section and two things more."""
 
+from dataclasses import field
 from typing import Any
 
 from training.config.schema.actor import ActorConfig
@@ -15,4 +16,4 @@ class RunLossConfig(ActorConfig, PolicyLossConfig):
 
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     # Any, as the tensors in it are not for a config to check.
-    global_batch_info: Any = None
+    global_batch_info: Any = field(default_factory=dict)
