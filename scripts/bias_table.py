@@ -38,8 +38,8 @@ from training.core_algos import (
     PolicyLossConfig,
     agg_loss,
     call_adv_estimator,
+    correct_as,
 )
-from training.rollout_correction import correct_as
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/bias.md"
 MARKERS = ("<!-- bias-table -->", "<!-- /bias-table -->")
@@ -159,7 +159,7 @@ class Case:
             self.settings, new, sampled, batch["response_mask"]
         )
         if weights is not None:
-            batch["rollout_is_weights"] = weights.batch["rollout_is_weights"]
+            batch["rollout_is_weights"] = weights
         return batch
 
     def loss_mask(self, loss: str, batch: dict[str, Tensor]) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from setup.ppo_batch import PPOBatch
 from training import core_algos
-from training.batch.masked_ops import masked_mean
 from training.core_algos import (
     compute_gae_advantage_return,
     compute_kl_penalty,
@@ -18,6 +17,7 @@ from training.core_algos import (
     estimate_advantages,
 )
 from training.core_algos import compute_grpo_outcome_advantage as compute_grpo_advantage
+from training.core_algos.masked_ops import masked_mean
 from workers.model.policy_model import PolicyValueModel
 
 __all__ = [

@@ -24,10 +24,10 @@ from setup.config_sections import (
 )
 from setup.import_paths import import_paths
 from training.config import PPOConfig
-from training.config.estimator_needs import estimator_needs
 from training.config.leaves import leaves
 from training.config.loader import load_config, read_config
 from training.config.reference import to_yaml
+from training.core_algos.built_in import estimator_needs
 
 # Samples of each prompt for estimators that compare a group, where the config leaves it open.
 GROUP_SIZE = 8

@@ -67,12 +67,12 @@ def starts_after(item: pytest.Item) -> int:
 @pytest.fixture
 def registries_as_they_were() -> Iterator[None]:
     """Takes the estimators and losses that a test registers out again after it."""
+    registry.load_built_in()
     tables: list[dict[str, Any]] = [
         registry.ADV_ESTIMATOR_REGISTRY,
         registry.POLICY_LOSS_REGISTRY,
         registry.ESTIMATOR_NEEDS,
-        registry.ESTIMATOR_SPANS,
-        registry.ESTIMATOR_WHITENS_BATCH,
+        registry.ESTIMATOR_FACTS,
     ]
     contents = [dict(table) for table in tables]
     yield

@@ -16,7 +16,7 @@ from data.protocol import FIELDS, DataProto
 from training import core_algos as algos
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows, group_keys
-from training.batch.masked_ops import at_least_float32, masked_whiten
+from training.core_algos.masked_ops import at_least_float32, masked_whiten
 
 # Fields an estimator may read that not every batch has: turns and anchors are made up for prompts,
 # importance weights come with a correction alone.
@@ -75,7 +75,7 @@ def compute_advantage(
     """Adds `advantages` and `returns` (B, R) by the estimator of that name.
 
     The estimator is handed `token_level_rewards`, `response_mask` and what it asks for
-    (training/config/estimator_needs.py); `state` is its own.
+    (training/core_algos/built_in.py); `state` is its own.
 
     Raises:
         KeyError: the batch lacks a field that the estimator reads.

@@ -24,10 +24,11 @@ from features.records.token_record import UpdateRecord
 from training.advantage import apply_kl_penalty, compute_advantage
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows, observation_mask
-from training.batch.masked_ops import masked_mean
+from training.batch.policy_filtration import compute_pf_ppo_reweight_data
 from training.batch.rank_layout import arrange
 from training.config import PPOConfig
-from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
+from training.core_algos import get_kl_controller
+from training.core_algos.masked_ops import masked_mean
 from training.reward import RewardFunction, RewardInfos, compute_reward, compute_reward_async
 from training.rollout_correction import apply_correction
 from training.rollout_mismatch import measure_mismatch

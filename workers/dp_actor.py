@@ -9,7 +9,6 @@ Invariant: the gradient of a mini-batch does not depend on how it is split into 
 mean is a sum divided by the count of the whole mini-batch, which is passed down.
 """
 
-import inspect
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -25,10 +24,10 @@ from training.config import (
     CriticConfig,
     MicroBatching,
     RolloutCorrectionConfig,
+    RunLossConfig,
     UpdatePlan,
 )
-from training.core_algos import GlobalBatchInfo, PolicyLossConfig
-from training.rollout_correction import compute_rollout_correction_weights
+from training.core_algos import GlobalBatchInfo
 from training.rollout_mismatch import measure_mismatch
 from workers.dp_critic import compare_values, value_loss, watch_values
 from workers.model.forward_settings import ForwardSettings
@@ -149,20 +148,21 @@ class DataParallelPPOActor(UpdateLoop):
             weight_metrics = self._weigh_by_own_log_probs(fields, counts)
 
         counts_of_policy = counts | {"loss_scale_factor": config.loss_scale_factor}
-        # Inside, what calls `agg_loss` without counts divides by these, too.
-        with algos.denominators(counts_of_policy, fields.get("episode_share")):
-            loss, metrics = self._policy_loss(fields, log_prob, counts_of_policy)
+        row_weights = fields.get("episode_share")
+        loss, metrics = self._policy_loss(fields, log_prob, counts_of_policy)
 
-            # This micro-batch's share of the mini-batch's mean, as everything that agg_loss gives.
-            entropy_share = algos.agg_loss(entropy.detach(), mask, "token-mean", **counts_of_policy)
-            metrics["actor/entropy"] = entropy_share / ranks
-            if config.entropy_coeff:
-                bonus = algos.agg_loss(entropy, mask, config.aggregation, **counts_of_policy)
-                loss = loss - config.entropy_coeff * bonus
-            if config.use_kl_loss:
-                kl_loss = self._kl_loss(fields, log_prob, counts_of_policy)
-                loss = loss + config.kl_loss_coef * kl_loss
-                metrics["actor/kl_loss"] = kl_loss / ranks
+        # This micro-batch's share of the mini-batch's mean, as everything that is aggregated.
+        entropy_share = algos.aggregate(entropy.detach(), mask, "token-mean", **counts_of_policy)
+        metrics["actor/entropy"] = entropy_share / ranks
+        if config.entropy_coeff:
+            bonus = algos.aggregate(
+                entropy, mask, config.aggregation, **counts_of_policy, row_weights=row_weights
+            )
+            loss = loss - config.entropy_coeff * bonus
+        if config.use_kl_loss:
+            kl_loss = self._kl_loss(fields, log_prob, counts_of_policy)
+            loss = loss + config.kl_loss_coef * kl_loss
+            metrics["actor/kl_loss"] = kl_loss / ranks
         metrics.update(weight_metrics)
 
         # Where the policy's model has values (critic.share_backbone).
@@ -199,7 +199,13 @@ class DataParallelPPOActor(UpdateLoop):
     def _kl_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Tensor:
         """Computes the mean KL to the reference policy, by `kl_loss_type`."""
         kl = algos.kl_penalty(log_prob, fields["ref_log_prob"], self.config.kl_loss_type)
-        return algos.agg_loss(kl, fields["response_mask"], self.config.aggregation, **counts)
+        return algos.aggregate(
+            kl,
+            fields["response_mask"],
+            self.config.aggregation,
+            **counts,
+            row_weights=fields.get("episode_share"),
+        )
 
     def _policy_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Loss:
         """Computes the loss that `policy_loss.loss_mode` names, or bypass_mode's; and metrics."""
@@ -209,16 +215,35 @@ class DataParallelPPOActor(UpdateLoop):
         if self.correction.bypass_mode:
             name = "bypass_mode"
             old_log_prob = fields["rollout_log_probs"]
-        arguments: dict[str, Any] = {
-            **fields,
-            "old_log_prob": old_log_prob,
-            "rollout_log_prob": rollout_log_prob,
-            "log_prob": log_prob,
-            "loss_agg_mode": self.config.aggregation,
-            "config": policy_loss_config(self.config, self.correction, counts),
-            "rollout_is_weights": fields.get("rollout_is_weights"),
-        }
-        loss, loss_metrics = call_policy_loss(name, arguments)
+        config = policy_loss_config(self.config, self.correction, counts)
+        weights = fields.get("rollout_is_weights")
+        row_weights = fields.get("episode_share")
+        formula = algos.policy_loss_formula(name)
+        if formula is not None:
+            inputs = algos.LossInputs(
+                old_log_prob=old_log_prob,
+                log_prob=log_prob,
+                advantages=fields["advantages"],
+                mask=fields["response_mask"].bool(),
+                loss_agg_mode=self.config.aggregation,
+                config=config,
+                importance_weights=weights,
+                rollout_log_prob=rollout_log_prob,
+                counts=counts,
+                row_weights=row_weights,
+            )
+            loss, loss_metrics = formula(inputs)
+        else:
+            arguments: dict[str, Any] = {
+                **fields,
+                "old_log_prob": old_log_prob,
+                "rollout_log_prob": rollout_log_prob,
+                "log_prob": log_prob,
+                "loss_agg_mode": self.config.aggregation,
+                "config": config,
+                "rollout_is_weights": weights,
+            }
+            loss, loss_metrics = algos.call_policy_loss(name, arguments, counts, row_weights)
         metrics: dict[str, Any] = {"actor/pg_loss": loss / world_size()}
         # A plain number is the micro-batch's mean, as losses written for verl return it.
         share = token_share(fields["response_mask"], counts)
@@ -238,7 +263,7 @@ class DataParallelPPOActor(UpdateLoop):
         if not correction.weighs_alone:
             return {}
         mask = fields["response_mask"]
-        fields["rollout_is_weights"], weight_metrics = compute_rollout_correction_weights(
+        fields["rollout_is_weights"], weight_metrics = algos.compute_rollout_correction_weights(
             fields["old_log_probs"] - fields["rollout_log_probs"],
             mask,
             correction.rollout_is,
@@ -289,43 +314,11 @@ def token_share(mask: Tensor, counts: GlobalBatchInfo) -> Tensor:
 
 def policy_loss_config(
     config: ActorConfig, correction: RolloutCorrectionConfig, counts: GlobalBatchInfo
-) -> PolicyLossConfig:
+) -> RunLossConfig:
     """Makes a policy loss's `config`: the actor's settings, the correction's, and the counts."""
     settings = {setting.name: config[setting.name] for setting in fields_of(ActorConfig)}
     settings["loss_agg_mode"] = config.aggregation
-    return PolicyLossConfig(**settings, rollout_correction=correction, global_batch_info=counts)
-
-
-def call_policy_loss(name: str, arguments: dict[str, Any]) -> Loss:
-    """Runs a policy loss on those of the arguments that its signature takes.
-
-    Losses written for older versions of verl lack some of them.
-
-    Raises:
-        ValueError: it does not return (loss, metrics).
-    """
-    function = algos.get_policy_loss_fn(name)
-    _require_arguments(function, name, arguments)
-    result = function(**algos.accepted_arguments(function, arguments))
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        raise ValueError(
-            f"policy loss '{name}' must return (loss, metrics), metrics being a dict; "
-            f"it returned {type(result).__name__}"
-        )
-    return result
-
-
-def _require_arguments(function: Any, name: str, arguments: dict[str, Any]) -> None:
-    """Raises ValueError where a policy loss needs an argument that the batch does not give it."""
-    for parameter in inspect.signature(function).parameters.values():
-        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        is_required = is_named and parameter.default is parameter.empty
-        if is_required and parameter.name not in arguments:
-            raise ValueError(
-                f"policy loss '{name}' takes {parameter.name}, which no batch brings: compute it "
-                "in training/step_phases.py (_add_loss_fields) and list it in POLICY_LOSS_FIELDS "
-                "(workers/model/loss_fields.py), or give the parameter a default"
-            )
+    return RunLossConfig(**settings, rollout_correction=correction, global_batch_info=counts)
 
 
 def mean_observation_loss(log_prob: Tensor, observation_mask: Tensor, tokens: int) -> Tensor:

@@ -85,16 +85,16 @@ def value_loss(
         fields: `values` before the update, `returns`, `response_mask`: (rows, response_len) each.
     """
     mask = fields["response_mask"]
-    with algos.denominators(counts, fields.get("episode_share")):
-        loss, clip_fraction = algos.compute_value_loss(
-            vpreds,
-            fields["returns"],
-            fields["values"],
-            mask,
-            cliprange_value=config.cliprange_value,
-            loss_agg_mode=config.aggregation,
-            **counts,
-        )
+    loss, clip_fraction = algos.compute_value_loss(
+        vpreds,
+        fields["returns"],
+        fields["values"],
+        mask,
+        cliprange_value=config.cliprange_value,
+        loss_agg_mode=config.aggregation,
+        row_weights=fields.get("episode_share"),
+        **counts,
+    )
     tokens = max(counts["batch_num_tokens"] or 0, 1)
     metrics = {
         # The loss carries the factor of all ranks, because ranks average their gradients.

@@ -104,7 +104,10 @@ ADVICE = {
     "nothing_sampled": "environments that fail, and max_model_len: these episodes train nothing",
     "end_ignored": "the engine's stop tokens against the tokenizer's eos_token_id",
     "rate_differs": "the scheduler: which base rate has it, and how often is it stepped?",
-    "advantages_wrong": "the estimator, and the index, mask and values that it is given",
+    "advantages_wrong": (
+        "the estimator, and the index, mask and values that it is given; one that you changed says "
+        "what it keeps where it is registered (ordered, compares, follows_returns)"
+    ),
     "tasks_repeat": "what env_seed or the prompts are made of: run, step and group",
     "answers_repeat": "the sampling seeds: they are of run, step, group, sample and turn",
     "groups_copied": "what repeats, refills or collects groups: one is trained on twice",

@@ -188,7 +188,7 @@ class Alarms:
     def _rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Iterator[Finding]]:
         """Lists the rules by name, in the order in which they are run."""
         episodes = EpisodeRows(batch)
-        rules = self._batch_rules(batch, metrics, episodes, step)
+        rules = self._batch_rules(batch, metrics, episodes)
         rules |= self._update_rules(batch, metrics, step)
         is_real = episodes.real.numpy()[episodes.first]
         may_be_long = self.config.actor_rollout_ref.rollout.ignore_eos
@@ -197,7 +197,7 @@ class Alarms:
         return rules
 
     def _batch_rules(
-        self, batch: DataProto, metrics: Metrics, episodes: EpisodeRows, step: int
+        self, batch: DataProto, metrics: Metrics, episodes: EpisodeRows
     ) -> dict[str, Iterator[Finding]]:
         """Lists the rules that look at the batch."""
         config = self.config
@@ -221,7 +221,9 @@ class Alarms:
             ),
             "repeats": self.repeat_rules.check(batch, episodes),
             "failing_tools": tool_rules.failing_tools(batch, episodes),
-            "advantages": advantage_rules.wrong_advantages(batch, episodes, config.algorithm, step),
+            "advantages": advantage_rules.wrong_advantages(
+                batch, episodes, config.algorithm.adv_estimator
+            ),
             "rewards": self.reward_rules.check(batch, episodes, metrics),
             "silence": self.silence_rules.check(batch, episodes, metrics),
         }

@@ -30,7 +30,7 @@ LEAST_JUMP = 0.2
 # Nats a token by which a large step moves the sampled tokens, or the canaries. Small models are
 # unsure of the canaries' random tokens: a step must also move them so many times the most so far.
 LARGE_STEP = 1.0
-LARGE_FACTOR = 3
+LARGE_FACTOR = 5
 LARGEST_FIRST_STEP = 3.0
 # Shares of the batch's tokens, and of its advantages, that rounding may lose.
 TOKENS_LOST = 1e-4

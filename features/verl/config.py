@@ -13,9 +13,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from data.loading import load_object
 from features.verl.rollout_presets import RolloutPresets
 from training import config as sections
-from training.config import AlgorithmConfig
+from training.config import AlgorithmConfig, RunLossConfig
 from training.config.schema.actor import PolicyLossChoice
-from training.core_algos import loss_inputs
 
 # The target of a config of verl's is one of its classes.
 VERL = "verl."
@@ -73,7 +72,7 @@ class PolicyLossConfig(PolicyLossChoice, _Names):
     rollout_correction: Any = None  #: of bypass_mode: a RolloutCorrectionConfig, or a mapping
 
 
-class ActorConfig(loss_inputs.PolicyLossConfig, _Names):
+class ActorConfig(RunLossConfig, _Names):
     """The actor's section, as losses written for verl take it for `config`."""
 
     policy_loss: PolicyLossConfig = PolicyLossConfig()

@@ -11,7 +11,8 @@ from typing import Any
 
 from training import core_algos
 from training.core_algos import registry
-from training.core_algos.registry import Advantages, accepted_arguments
+from training.core_algos.registry import Advantages
+from training.core_algos.verl_form import accepted_arguments
 
 REGISTRIES = ("ADV_ESTIMATOR_REGISTRY", "POLICY_LOSS_REGISTRY")
 
@@ -52,11 +53,14 @@ class _CoreAlgos(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name in REGISTRIES:
+            registry.load_built_in()
             return getattr(registry, name)
         return getattr(core_algos, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in REGISTRIES:
+            # Before, so that nothing of this project enters the user's own.
+            registry.load_built_in()
             setattr(registry, name, value)
         else:
             super().__setattr__(name, value)

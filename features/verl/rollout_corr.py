@@ -11,8 +11,8 @@ from data.protocol import DataProto
 from features.verl.config import RolloutCorrectionConfig
 from training import config as sections
 from training import rollout_correction
+from training.core_algos.offpolicy_metrics import Metrics, compute_offpolicy_metrics
 from training.rollout_correction import apply_correction
-from training.rollout_mismatch import Metrics, compute_offpolicy_metrics
 
 
 def compute_rollout_correction_and_add_to_batch(

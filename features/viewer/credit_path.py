@@ -1,8 +1,9 @@
 """Tells how an episode's reward became its advantage, in the words of the run's estimator.
 
 A path is a list of stages (label, number, sentence), a table of the group where the estimator
-compares one, and a table of turns. Invariant: numbers that are called recorded come from the
-columns of the update; all others are computed from those with the functions that training uses.
+compares one, and a table of turns. No estimator is known here: the formula's text, and what it
+compares, are what it says where it is registered (`EstimatorFacts`). Invariant: numbers that are
+called recorded come from the columns of the update; all others are statistics of those.
 """
 
 from dataclasses import dataclass
@@ -16,51 +17,8 @@ from features.viewer.records import RecordedEpisode
 from features.viewer.step_credit import StepCredit
 
 Stage = tuple[str, float | str, str]
-# How each estimator that compares scores makes an advantage of them.
-FORMULAS = {
-    "grpo": "(score - mean of the group) / (standard deviation of the group + 1e-6)",
-    "grpo_passk": "(best score - second best) / (standard deviation + 1e-6), for the best alone",
-    "rloo": "score - mean of the other members' scores",
-    "reinforce_plus_plus_baseline": "score - mean of the group, whitened over the batch's tokens",
-    "opo": "score - mean of the group weighted by lengths",
-    "gpg": "(score - mean of the group) x rows / rows whose score is not 0",
-    "maxrl": "(score - mean of the group) / mean of the group",
-    "gdpo": "each kind of reward normalised in the group, summed, whitened over the batch's tokens",
-    "gae": "sum of (gamma lam)^l delta_{t+l}, delta = reward + gamma V_next - V, then whitened",
-    "turn_gae": "GAE over turns, in each turn GAE over tokens towards its return, then whitened",
-    "turn_return": "turn's return - mean return of that turn in the group's other episodes",
-    "gigpo": "GRPO's of the episode + weight x comparison among turns that began in the same state",
-    "reinforce_plus_plus": "return from the token on, whitened over the batch's tokens",
-    "remax": "return - reward of a greedy answer to the same prompt",
-    "rae": "score - running mean of the role's scores",
-    "optimal_token_baseline": "return - baseline of least variance at the token's place",
-    "tir_optimal_token_baseline": "return - baseline of least variance at the token's place",
-    "on_policy_distillation": "coefficient x (teacher's log-prob - policy's log-prob)",
-}
-FORMULAS["grpo_vectorized"] = FORMULAS["grpo"]
-FORMULAS["rloo_vectorized"] = FORMULAS["rloo"]
-# What training adds to a group's standard deviation.
-GRPO_EPSILON = 1e-6
 # Rewards that differ by less are equal.
 SMALLEST_DIFFERENCE = 1e-6
-WITHOUT_STD = "score - mean of the group (norm_adv_by_std_in_grpo is off)"
-# Those that compare an episode's score with its group's.
-COMPARE_SCORES = frozenset(
-    {
-        "grpo",
-        "grpo_vectorized",
-        "grpo_passk",
-        "rloo",
-        "rloo_vectorized",
-        "reinforce_plus_plus_baseline",
-        "opo",
-        "gpg",
-        "maxrl",
-        "gdpo",
-        "gigpo",
-    }
-)
-DIVIDE_BY_STD = frozenset({"grpo", "grpo_vectorized", "grpo_passk", "gdpo", "gigpo"})
 
 
 @dataclass(frozen=True)
@@ -110,7 +68,7 @@ def credit_path(
         )
     return {
         "estimator": credit.estimator,
-        "formula": formula(credit),
+        "formula": credit.facts.formula,
         "stages": stages,
         "notes": notes,
         "check": check,
@@ -125,14 +83,6 @@ def overflow_note(episode: RecordedEpisode) -> list[str]:
     if episode.text("ending") != "overflow" or not abs(added) > SMALLEST_DIFFERENCE:
         return []
     return [f"It overflowed, and agent.overflow_reward added {added:.4g} to what it was paid."]
-
-
-def formula(credit: StepCredit) -> str:
-    """Returns how the estimator makes an advantage; empty of one that is not of this project."""
-    name = credit.estimator
-    if name in {"grpo", "grpo_vectorized"} and not credit.algorithm.norm_adv_by_std_in_grpo:
-        return WITHOUT_STD
-    return FORMULAS.get(name, "")
 
 
 def reward_stages(episode: RecordedEpisode) -> list[Stage]:
@@ -160,10 +110,11 @@ def score_stages(tokens: EpisodeTokens) -> list[Stage]:
 def estimator_stages(
     episode: RecordedEpisode, tokens: EpisodeTokens, credit: StepCredit
 ) -> list[Stage]:
-    """Returns baseline and spread in the estimator's own terms."""
+    """Returns what the estimator compared the episode with: its group, and the critic's value."""
     stages: list[Stage] = []
     place = credit.place_of_episode.get(episode.episode_id)
-    if credit.estimator in COMPARE_SCORES and place is not None and credit.groups is not None:
+    compares_scores = credit.facts.compares in ("group", "states")
+    if compares_scores and place is not None and credit.groups is not None:
         stages += group_stages(place, credit)
     if "values" in tokens.columns and tokens.sampled.any():
         values = tokens.columns["values"][tokens.sampled]
@@ -178,7 +129,7 @@ def estimator_stages(
 def whitening_stages(credit: StepCredit) -> list[Stage]:
     """Returns what the advantages of a run with a critic were whitened with."""
     values, returns = credit.padded("values"), credit.padded("returns")
-    if values is None or returns is None or credit.estimator not in {"gae", "turn_gae"}:
+    if values is None or returns is None or not credit.facts.whitens_batch:
         return []
     mean, std = credit.batch_whitening
     return [
@@ -188,46 +139,18 @@ def whitening_stages(credit: StepCredit) -> list[Stage]:
 
 
 def group_stages(place: int, credit: StepCredit) -> list[Stage]:
-    """Returns the group's size, baseline and spread."""
+    """Returns the group's size, mean and spread."""
     groups = credit.groups
     assert groups is not None
     size = int(groups.size[place])
-    mean = float(groups.mean(groups.scores)[place])
     stages: list[Stage] = [("group", size, "members with a sampled token")]
     if not bool(groups.valid[place]):
         stages.append(("left out", "yes", "no token of it is sampled: it leaves the group's mean"))
-    elif credit.estimator.startswith("rloo"):
-        score = float(groups.scores[place])
-        others = (mean * size - score) / (size - 1) if size > 1 else 0.0
-        stages.append(("baseline", others, "mean of the other members' scores"))
-    elif credit.estimator == "opo":
-        lengths = credit.episode_lengths
-        total = groups.sum(lengths * groups.scores)[place]
-        weighted = float(total / groups.sum(lengths)[place].clamp(min=1))
-        stages.append(("baseline", weighted, "mean of the group's scores weighted by lengths"))
-    else:
-        stages.append(("baseline", mean, "mean of the group's scores"))
-    if credit.estimator in DIVIDE_BY_STD and credit.algorithm.norm_adv_by_std_in_grpo:
-        spread = float(groups.score_std()[place])
-        stages.append(("spread", spread, "unbiased standard deviation of the group's scores"))
-    return stages + gigpo_stages(place, credit)
-
-
-def gigpo_stages(place: int, credit: StepCredit) -> list[Stage]:
-    """Returns the two parts of gigpo's advantage: of the episode, and on average of its turns."""
-    groups = credit.groups
-    if credit.estimator != "gigpo" or groups is None or not bool(groups.valid[place]):
-        return []
-    own = float(groups.deviations[place])
-    if credit.algorithm.norm_adv_by_std_in_grpo:
-        own /= float(groups.score_std()[place]) + GRPO_EPSILON
-    if bool(groups.alone()[place]):
-        own = float(groups.scores[place])
-    of_turns = credit.mean_advantage(place) - own
-    return [
-        ("episode's part", own, "its score compared with the group's"),
-        ("turns' part", of_turns, "mean over tokens: turns compared with those of the same state"),
-    ]
+    mean = float(groups.mean(groups.scores)[place])
+    stages.append(("group mean", mean, "mean of the group's scores"))
+    spread = float(groups.score_std()[place])
+    stages.append(("spread", spread, "unbiased standard deviation of the group's scores"))
+    return stages
 
 
 def loss_stages(tokens: EpisodeTokens, credit: StepCredit) -> list[Stage]:

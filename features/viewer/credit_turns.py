@@ -1,7 +1,6 @@
 """Makes the table of an episode's turns: reward, value, return, baseline and advantage of each.
 
-Invariant: `turn`, `tokens`, `reward`, `return`, `value`, `delta` and `advantage` are sums, means or
-entries of recorded columns; `others` is computed as the estimator turn_return does.
+Invariant: all are sums, means, counts or entries of recorded columns.
 """
 
 from typing import Any
@@ -18,7 +17,7 @@ SENTENCES = {
     "return": "`returns` at its first token",
     "value": "the critic's, before its first token",
     "delta": "sum of reward + gamma V_next - V over its tokens",
-    "others": "mean return of this turn in the group's other episodes that reached it",
+    "others": "mean of `returns` at this turn in the group's other episodes that reached it",
     "same state": "turns of the group that began in the same state, this one included",
     "advantage": "mean over its tokens, as recorded",
     "policy weight": "sum of minus d loss / d log-prob over its tokens",
@@ -41,7 +40,7 @@ def turn_table(
         return None
     turn_ids = np.where(sampled, columns["turn_ids"], -1)
     deltas = None
-    if credit.estimator in {"gae", "turn_gae"} and "values" in columns:
+    if "values" in columns:
         rewards, values = columns["token_level_rewards"], columns["values"]
         deltas = state_deltas(rewards, values, sampled, credit.algorithm.gamma)
     rows = []
@@ -54,9 +53,9 @@ def turn_table(
             row["value"] = float(columns["values"][places[0]])
         if deltas is not None:
             row["delta"] = _sum(deltas, places)
-        if credit.estimator == "turn_return":
+        if credit.facts.compares == "turns":
             row["others"] = mean_of_others(credit, episode.episode_id, turn)
-        if credit.estimator == "gigpo" and credit.anchors:
+        if credit.facts.compares == "states" and credit.anchors:
             row["same state"] = turns_of_same_state(credit, episode.episode_id, turn)
         row["advantage"] = _sum(columns["advantages"], places) / len(places)
         if "policy_weight" in columns:
@@ -76,17 +75,14 @@ def _sum(column: np.ndarray, places: np.ndarray) -> float:
 def mean_of_others(credit: StepCredit, episode_id: str, turn: int) -> float | str:
     """Averages a turn's return over the group's other episodes that reached it."""
     place = credit.place_of_episode.get(episode_id)
-    if place is None or credit.turn_returns is None:
+    if place is None:
         return ""
-    returns, exists = credit.turn_returns
-    others = [
-        member
-        for member in credit.members_beside(place)
-        if member != place and turn < exists.shape[1] and bool(exists[member, turn])
-    ]
-    if not others:
+    members = [member for member in credit.members_beside(place) if member != place]
+    returns = [credit.return_of_turn(member, turn) for member in members]
+    reached = [number for number in returns if number is not None]
+    if not reached:
         return "none reached it"
-    return float(np.mean([float(returns[member, turn]) for member in others]))
+    return float(np.mean(reached))
 
 
 def turns_of_same_state(credit: StepCredit, episode_id: str, turn: int) -> int | str:

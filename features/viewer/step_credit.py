@@ -24,8 +24,7 @@ from training.batch.masked_ops import masked_mean, masked_var
 from training.config import AlgorithmConfig
 from training.config.loader import ConfigError, load_config
 from training.core_algos.groups import ScoredGroups
-from training.core_algos.token_advantages import discounted_returns
-from training.core_algos.turn_advantages import Turns
+from training.run.viewer.update_columns import UpdateColumns
 
 # Nothing is computed again for a step with more places than this, rows times the longest.
 MOST_PLACES = 1 << 26
@@ -127,6 +126,11 @@ class StepCredit:
         batch = DataProto.from_dict(tensors=tensors, non_tensors=non_tensors)
         why_not = _what_is_missing(estimator, batch)
         return cls(estimator, algorithm, columns, batch, why_not, anchors)
+
+    @property
+    def facts(self) -> algos.EstimatorFacts:
+        """Returns what the estimator says of itself; nothing is known of a user's own."""
+        return algos.estimator_facts(self.estimator)
 
     @cached_property
     def advantages(self) -> np.ndarray | None:
@@ -249,17 +253,31 @@ class StepCredit:
         return float(np.abs(column).sum(dtype=np.float64))
 
     @cached_property
-    def turn_returns(self) -> tuple[Tensor, Tensor] | None:
-        """Computes each episode's return from each turn on, and which turns there are: (E, turns).
+    def _lines(self) -> tuple[Tensor, Tensor] | None:
+        """Lays each episode's recorded returns and turns out in a line: (E, T); -1 is no turn.
 
-        None without a batch.
+        None where nothing was recorded.
         """
-        if self.batch is None or self.episodes is None:
+        returns = self.padded("returns")
+        if self.batch is None or self.episodes is None or returns is None:
             return None
-        fields = ("token_level_rewards", "response_mask", "turn_ids")
-        turns = Turns.of(*(self.episodes.join(self.batch.batch[name]) for name in fields))
-        gamma = self.algorithm.turn_gamma
-        return discounted_returns(turns.rewards, turns.exists, gamma), turns.exists
+        mask = self.episodes.join(self.batch.batch["response_mask"]).bool()
+        turns = self.episodes.join(self.batch.batch["turn_ids"])
+        return self.episodes.join(returns), torch.where(mask, turns, -1)
+
+    def return_of_turn(self, place: int, turn: int) -> float | None:
+        """Returns what was recorded as the return at a turn's first token; None without the turn.
+
+        Args:
+            place: the episode's, in `episodes`.
+        """
+        if self._lines is None:
+            return None
+        returns, turns = self._lines
+        tokens = (turns[place] == turn).nonzero()
+        if not len(tokens):
+            return None
+        return float(returns[place, int(tokens[0])])
 
     def padded(self, name: str) -> Tensor | None:
         """Pads a recorded token column: (B, R); None where it was not recorded."""

@@ -17,7 +17,7 @@ import torch
 
 from data.protocol import DataProto
 from training import core_algos
-from training.config.estimator_needs import ESTIMATOR_NEEDS
+from training.core_algos.built_in import ESTIMATOR_NEEDS
 
 ROWS, TOKENS, GROUP, TURNS = 16_384, 2_048, 8, 8
 

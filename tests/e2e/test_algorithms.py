@@ -22,9 +22,9 @@ from tests.e2e.test_agents import forgetful_game as forgetful_game
 from tests.e2e.test_resume import tensors
 from tests.e2e.test_training import read_steps, tiny_config
 from training import core_algos as algos
-from training.batch.masked_ops import masked_mean
-from training.config.estimator_needs import ESTIMATOR_NEEDS
 from training.config.loader import ConfigError
+from training.core_algos.built_in import ESTIMATOR_NEEDS
+from training.core_algos.masked_ops import masked_mean
 from workers.dp_actor import DataParallelPPOActor
 
 PLAIN = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")

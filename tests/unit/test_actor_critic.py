@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
 from tests.unit.test_forward import LAYOUTS, make_batch, plain_log_probs
-from training.batch.masked_ops import masked_mean
 from training.config import (
     ActorConfig,
     CriticConfig,
@@ -30,6 +29,7 @@ from training.config import (
 )
 from training.config.checks import load_custom_algorithm
 from training.core_algos import LOSS_AGG_MODES, POLICY_LOSS_REGISTRY, agg_loss
+from training.core_algos.masked_ops import masked_mean
 from training.rollout_correction import apply_correction
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic

@@ -15,7 +15,7 @@ import torch
 from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.protocol import DataProto
 from training import core_algos
-from training.batch.masked_ops import masked_mean
+from training.core_algos.masked_ops import masked_mean
 from training.rollout_correction import compute_offpolicy_metrics
 from training.run.metrics.step_metrics import compute_data_metrics, compute_timing_metrics
 from workers.ranks.memory import keep_heap

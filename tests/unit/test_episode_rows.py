@@ -21,8 +21,8 @@ from data.protocol import DUMMY_UID, DataProto
 from training.advantage import compute_advantage
 from training.batch.dynamic_sampling import varied_groups
 from training.batch.episode_rows import EpisodeRows, group_keys, observation_mask
-from training.config.estimator_needs import ESTIMATOR_NEEDS
 from training.core_algos import compute_gae_advantage_return
+from training.core_algos.built_in import ESTIMATOR_NEEDS
 
 WIDTH = 4
 # What they whiten or scale by is of all groups, and a role is of several.

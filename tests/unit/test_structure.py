@@ -18,6 +18,7 @@ PACKAGES = ("setup", "data", "training", "workers", "custom", "features")
 # is at or below it.
 ROOMS = (
     "data",
+    "training.core_algos",
     "custom.env",
     "custom.own_generators",
     "custom.env_calls",
@@ -38,7 +39,6 @@ ROOMS = (
     "training.batch",
     "training.rollout_mismatch",
     "training.rollout_correction",
-    "training.core_algos",
     "training.reward",
     "training.advantage",
     "workers.ranks",
@@ -55,9 +55,7 @@ ROOMS = (
 )
 # The exceptions, which docs/architecture.md names: (from, to).
 UPWARD = {
-    # A config's checks ask the registries of algorithms and engines, where they run.
-    ("training.config", "training.core_algos"),
-    ("training.config", "training.rollout_correction"),
+    # A config's checks ask the registry of engines, where they run.
     ("training.config", "workers.rollout"),
     # A dataset that is built by hand takes a mapping, whose defaults stand there.
     ("data", "training.config"),

@@ -8,7 +8,7 @@ updates.
 import torch
 
 from data.protocol import DataProto
-from training.batch.masked_ops import masked_mean
+from training.core_algos.masked_ops import masked_mean
 
 
 def mask_stale_groups(batch: DataProto, step: int, max_age: int) -> dict[str, float]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from data.array_ops import object_array, row_sums
 from data.protocol import DUMMY_UID, DataProto
-from training.batch.masked_ops import sampled_sums
 from training.batch.row_groups import rows_by_key
+from training.core_algos.masked_ops import sampled_sums
 
 
 def real_rows(batch: DataProto) -> Tensor:

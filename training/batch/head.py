@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import cross_entropy, linear
 
-from training.batch.masked_ops import at_least_float32
+from training.core_algos.masked_ops import at_least_float32
 
 logger = logging.getLogger(__name__)
 

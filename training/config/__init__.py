@@ -5,7 +5,6 @@ checks what it reads (`training.config.checks`). A configuration never changes o
 """
 
 from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan
-from training.config.estimator_needs import ESTIMATOR_NEEDS, estimator_needs
 from training.config.schema.actor import ActorConfig, KLKind, PolicyLossChoice
 from training.config.schema.agent import AgentConfig, EnvironmentChoice, EnvironmentHome
 from training.config.schema.algorithm import (
@@ -18,6 +17,7 @@ from training.config.schema.algorithm import (
 from training.config.schema.common import CustomClassConfig, Dtype
 from training.config.schema.critic import CriticConfig
 from training.config.schema.data import DataConfig, SamplerConfig
+from training.config.schema.loss import RunLossConfig
 from training.config.schema.model import CriticModelConfig, ModelConfig
 from training.config.schema.optim import OptimConfig
 from training.config.schema.policy import ActorRolloutRefConfig, RefConfig, RefModelConfig
@@ -32,6 +32,7 @@ from training.config.schema.rollout import RolloutConfig, ValKwargs
 from training.config.schema.trainer import RayKwargs, TrainerConfig
 from training.config.schema.update import CheckpointConfig, FSDPConfig, LossAggMode, UpdateConfig
 from training.config.section import Section
+from training.core_algos.built_in import ESTIMATOR_NEEDS, estimator_needs
 
 # Under verl's names, with our fields.
 FSDPActorConfig = ActorConfig

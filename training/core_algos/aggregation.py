@@ -8,23 +8,20 @@ depend on how that was split into micro-batches or over ranks:
 Invariant: masked tokens change nothing, and a batch without tokens has loss 0 with a gradient path.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, TypedDict, get_args
 
 import torch
 from torch import Tensor
 
 from data.names import unknown_name
-from training.config import LossAggMode as LossAggMode
+from training.core_algos.loss_settings import LossAggMode
 
 LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
 
 
 class GlobalBatchInfo(TypedDict, total=False):
-    """Counts the whole mini-batch, all micro-batches and ranks together, for `agg_loss`.
+    """Counts the whole mini-batch, all micro-batches and ranks together, for `aggregate`.
 
     Attributes:
         dp_size: data-parallel ranks whose gradients are averaged.
@@ -39,41 +36,7 @@ class GlobalBatchInfo(TypedDict, total=False):
     loss_scale_factor: float | None
 
 
-@dataclass(frozen=True)
-class _Update:
-    """Holds the mini-batch whose loss is being computed; empty outside an update.
-
-    Attributes:
-        counts: its denominators, for losses that hand none on to `agg_loss`.
-        row_weights: (batch,) the share of its episode that each row of the micro-batch has.
-    """
-
-    counts: GlobalBatchInfo = field(default_factory=GlobalBatchInfo)
-    row_weights: Tensor | None = None
-
-
-_NO_UPDATE = _Update()
-_UPDATE: ContextVar[_Update] = ContextVar("update", default=_NO_UPDATE)
-
-
-@contextmanager
-def denominators(counts: GlobalBatchInfo, row_weights: Tensor | None = None) -> Iterator[None]:
-    """Makes every `agg_loss` inside the context that gets no counts divide by these.
-
-    Args:
-        counts: all four, of the whole mini-batch.
-        row_weights: (batch,) the share of its episode's sampled tokens that each row has; a mean
-            over a row's tokens then counts as much. None: 1 each. `global_batch_size` counts the
-            same shares.
-    """
-    before = _UPDATE.set(_Update(counts, row_weights))
-    try:
-        yield
-    finally:
-        _UPDATE.reset(before)
-
-
-def agg_loss(
+def aggregate(
     loss_mat: Tensor,
     loss_mask: Tensor,
     loss_agg_mode: LossAggMode | None,
@@ -81,6 +44,7 @@ def agg_loss(
     batch_num_tokens: int | Tensor | None = None,
     global_batch_size: float | Tensor | None = None,
     loss_scale_factor: float | None = None,
+    row_weights: Tensor | None = None,
 ) -> Tensor:
     """Turns token losses into a scalar, times dp_size because ranks average their gradients.
 
@@ -96,8 +60,10 @@ def agg_loss(
                 of this very tensor).
         batch_num_tokens, global_batch_size: tokens, and sequences with any token, of the whole
             mini-batch over all ranks. With them, the losses of micro-batches sum to the
-            mini-batch's. A loss that an update calls, and that gives neither them nor dp_size, gets
-            those of the update; elsewhere they default to `loss_mask`'s.
+            mini-batch's. By default they are `loss_mask`'s.
+        row_weights: (batch,) the share of its episode's sampled tokens that each row has; a mean
+            over a row's tokens then counts as much. None: 1 each. `global_batch_size` counts the
+            same shares.
     Returns: 0-dim; 0 with a gradient path where nothing is masked in.
     Raises:
         ValueError: the mode is unknown, or dp_size > 1 and the count that the mode divides by is
@@ -107,14 +73,6 @@ def agg_loss(
         loss_agg_mode = "token-mean"
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise unknown_name("loss_agg_mode", loss_agg_mode, LOSS_AGG_MODES)
-    update = _UPDATE.get()
-    without_counts = dp_size == 1 and batch_num_tokens is None and global_batch_size is None
-    if update.counts and without_counts:
-        dp_size = update.counts["dp_size"]
-        batch_num_tokens = update.counts["batch_num_tokens"]
-        global_batch_size = update.counts["global_batch_size"]
-        loss_scale_factor = update.counts["loss_scale_factor"]
-
     mask = loss_mask.bool()
     token_losses = torch.where(mask, loss_mat, 0)
     if loss_agg_mode == "token-sum":
@@ -127,8 +85,8 @@ def agg_loss(
     sequences = _denominator("global_batch_size", global_batch_size, dp_size, counted=has_tokens)
     if loss_agg_mode == "seq-mean-token-mean":
         row_losses = token_losses.sum(-1) / mask.sum(-1).clamp(min=1)
-        if update.row_weights is not None:
-            row_losses = row_losses * update.row_weights
+        if row_weights is not None:
+            row_losses = row_losses * row_weights
         return row_losses.sum() / sequences * dp_size
     scale = 1.0
     if loss_agg_mode == "seq-mean-token-sum-norm":
@@ -136,7 +94,7 @@ def agg_loss(
     return token_losses.sum() / sequences / scale * dp_size
 
 
-def token_fraction(per_token: Tensor, mask: Tensor, counts: Mapping[str, Any]) -> Tensor:
+def mean_of_tokens(per_token: Tensor, mask: Tensor, counts: Mapping[str, Any]) -> Tensor:
     """Averages a number over tokens, detached.
 
     With global counts, the results of micro-batches add up to the mini-batch's mean.
@@ -144,14 +102,13 @@ def token_fraction(per_token: Tensor, mask: Tensor, counts: Mapping[str, Any]) -
     Args:
         per_token, mask: (batch, response_len); of a condition the mean is the share of tokens that
             meet it.
-        counts: the mini-batch's, as of `GlobalBatchInfo`; without them the update's, else `mask`'s.
+        counts: the mini-batch's, as of `GlobalBatchInfo`; without its tokens `mask`'s count.
     Returns: 0-dim float32.
     """
-    batch_num_tokens = counts.get("batch_num_tokens")
-    if batch_num_tokens is None:
-        batch_num_tokens = _UPDATE.get().counts.get("batch_num_tokens")
     sampled = mask.bool()
-    tokens = _denominator("batch_num_tokens", batch_num_tokens, dp_size=1, counted=sampled)
+    tokens = _denominator(
+        "batch_num_tokens", counts.get("batch_num_tokens"), dp_size=1, counted=sampled
+    )
     return torch.where(sampled, per_token.detach().float(), 0).sum() / tokens
 
 

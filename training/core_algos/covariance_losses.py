@@ -11,9 +11,10 @@ loss_inputs.py.
 import torch
 from torch import Tensor
 
-from training.batch.masked_ops import masked_mean
 from training.core_algos.loss_draws import draw_order
-from training.core_algos.loss_inputs import Loss, LossInputs, policy_loss
+from training.core_algos.loss_inputs import Loss, LossInputs
+from training.core_algos.masked_ops import masked_mean
+from training.core_algos.verl_form import policy_loss
 
 
 @policy_loss("clip_cov")

@@ -27,13 +27,22 @@ from torch import Tensor
 
 from data.array_ops import row_sums
 from data.names import registered
-from training.batch.masked_ops import masked_whiten
 from training.core_algos.groups import ScoredGroups
+from training.core_algos.masked_ops import masked_whiten
 from training.core_algos.registry import Advantages, register_adv_est
 
 
-@register_adv_est("grpo", span="scores")
-@register_adv_est("grpo_vectorized", span="scores")
+@register_adv_est(
+    "grpo",
+    span="scores",
+    formula=(
+        "(score - mean of the group) / (standard deviation of the group + 1e-6); not divided with "
+        "norm_adv_by_std_in_grpo=false"
+    ),
+    compares="group",
+    ordered=True,
+    aliases=("grpo_vectorized",),
+)
 @torch.no_grad()
 def compute_grpo_outcome_advantage(
     token_level_rewards: Tensor,
@@ -55,7 +64,13 @@ def compute_grpo_outcome_advantage(
     return groups.advantages(advantages)
 
 
-@register_adv_est("grpo_passk", span="scores")
+@register_adv_est(
+    "grpo_passk",
+    span="scores",
+    formula="(best score - second best) / (standard deviation + 1e-6), for the best alone",
+    compares="group",
+    ordered=True,
+)
 @torch.no_grad()
 def compute_grpo_passk_outcome_advantage(
     token_level_rewards: Tensor,
@@ -94,8 +109,14 @@ def compute_grpo_passk_outcome_advantage(
     return groups.advantages(advantages)
 
 
-@register_adv_est("rloo", span="scores")
-@register_adv_est("rloo_vectorized", span="scores")
+@register_adv_est(
+    "rloo",
+    span="scores",
+    formula="score - mean of the other members' scores",
+    compares="group",
+    ordered=True,
+    aliases=("rloo_vectorized",),
+)
 @torch.no_grad()
 def compute_rloo_outcome_advantage(
     token_level_rewards: Tensor,
@@ -115,7 +136,14 @@ def compute_rloo_outcome_advantage(
     return groups.advantages(advantages)
 
 
-@register_adv_est("reinforce_plus_plus_baseline", span="scores", whitens_batch=True)
+@register_adv_est(
+    "reinforce_plus_plus_baseline",
+    span="scores",
+    whitens_batch=True,
+    formula="score - mean of the group, whitened over the batch's tokens",
+    compares="group",
+    ordered=True,
+)
 @torch.no_grad()
 def compute_reinforce_plus_plus_baseline_outcome_advantage(
     token_level_rewards: Tensor,
@@ -136,7 +164,13 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     return advantages, advantages
 
 
-@register_adv_est("opo", span="scores")
+@register_adv_est(
+    "opo",
+    span="scores",
+    formula="score - mean of the group weighted by lengths",
+    compares="group",
+    ordered=True,
+)
 @torch.no_grad()
 def compute_opo_outcome_advantage(
     token_level_rewards: Tensor,
@@ -159,7 +193,13 @@ def compute_opo_outcome_advantage(
     return groups.advantages(advantages)
 
 
-@register_adv_est("gpg", span="scores")
+@register_adv_est(
+    "gpg",
+    span="scores",
+    formula="(score - mean of the group) x rows / rows whose score is not 0",
+    compares="group",
+    ordered=True,
+)
 @torch.no_grad()
 def compute_gpg_outcome_advantage(
     token_level_rewards: Tensor,
@@ -182,7 +222,13 @@ def compute_gpg_outcome_advantage(
     return groups.advantages(groups.deviations * scale, if_alone=groups.scores * scale)
 
 
-@register_adv_est("maxrl", span="scores")
+@register_adv_est(
+    "maxrl",
+    span="scores",
+    formula="(score - mean of the group) / mean of the group",
+    compares="group",
+    ordered=True,
+)
 @torch.no_grad()
 def compute_maxrl_outcome_advantage(
     token_level_rewards: Tensor,
@@ -210,7 +256,16 @@ def compute_maxrl_outcome_advantage(
     return groups.advantages(advantages)
 
 
-@register_adv_est("gdpo", span="scores", whitens_batch=True)
+@register_adv_est(
+    "gdpo",
+    span="scores",
+    whitens_batch=True,
+    formula=(
+        "each kind of reward normalised in the group, summed, whitened over the batch's tokens"
+    ),
+    compares="group",
+    ordered=False,
+)
 @torch.no_grad()
 def compute_gdpo_outcome_advantage(
     token_level_rewards: Tensor,
@@ -270,7 +325,11 @@ def _reward_of_kind(columns: Mapping[str, Any], key: str, response_mask: Tensor)
     return is_first * scores[:, None]
 
 
-@register_adv_est("rae", span="scores")
+@register_adv_est(
+    "rae",
+    span="scores",
+    formula="score - running mean of the role's scores",
+)
 @torch.no_grad()
 def compute_rae_outcome_advantage(
     token_level_rewards: Tensor,

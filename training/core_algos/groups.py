@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from data.warn_once import warn_once
-from training.batch.masked_ops import sampled_sums
+from training.core_algos.masked_ops import sampled_sums
 from training.core_algos.registry import Advantages
 
 

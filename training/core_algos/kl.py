@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from data.names import unknown_name
-from training.config import KLControlConfig
+from training.core_algos.kl_settings import KLControlSettings
 
 # A log-ratio is clamped to it, because exp(20) is finite in every dtype that a loss is computed in.
 MAX_LOG_RATIO = 20.0
@@ -93,7 +93,7 @@ class FixedKLController:
         """Leaves the coefficient alone; there so that the two controllers are called alike."""
 
 
-def get_kl_controller(kl_ctrl: KLControlConfig) -> AdaptiveKLController | FixedKLController:
+def get_kl_controller(kl_ctrl: KLControlSettings) -> AdaptiveKLController | FixedKLController:
     """Makes the controller that `algorithm.kl_ctrl` describes: type fixed or adaptive."""
     if kl_ctrl.type == "fixed":
         return FixedKLController(kl_ctrl.kl_coef)

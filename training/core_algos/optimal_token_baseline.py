@@ -18,7 +18,12 @@ from training.core_algos.registry import Advantages, register_adv_est
 from training.core_algos.token_advantages import discounted_returns
 
 
-@register_adv_est("optimal_token_baseline", span="groups")
+@register_adv_est(
+    "optimal_token_baseline",
+    span="groups",
+    formula="return - baseline of least variance at the token's place",
+    ordered=False,
+)
 @torch.no_grad()
 def compute_optimal_token_baseline_advantage(
     token_level_rewards: Tensor,
@@ -76,7 +81,12 @@ def compute_optimal_token_baseline_advantage(
     return advantages, returns
 
 
-@register_adv_est("tir_optimal_token_baseline", span="groups")
+@register_adv_est(
+    "tir_optimal_token_baseline",
+    span="groups",
+    formula="return - baseline of least variance at the token's place",
+    ordered=False,
+)
 @torch.no_grad()
 def compute_multi_turn_optimal_token_baseline_advantage(
     token_level_rewards: Tensor,

@@ -1,7 +1,8 @@
 """Policy losses: PPO's clipped surrogate and its relatives.
 
-Each formula takes `LossInputs`, the tensors of a micro-batch, and is called with verl's arguments;
-what these are, the results and the metrics stand at the top of loss_inputs.py. In the docstrings
+Each formula takes `LossInputs`, the tensors of a micro-batch; the results and the metrics stand at
+the top of loss_inputs.py. Its name may also be called with verl's arguments, which stand at the top
+of verl_form.py; there the formula itself is `.formula`. In the docstrings
 
     A      the advantage of a token
     r      the ratio of a token, pi / pi_old
@@ -11,17 +12,19 @@ what these are, the results and the metrics stand at the top of loss_inputs.py. 
 Invariant: a loss is pure and returns the micro-batch's share of the mini-batch's loss.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from training.config import RolloutCorrectionConfig
 from training.core_algos.aggregation import LossAggMode
-from training.core_algos.loss_inputs import Loss, LossInputs, PolicyLossConfig, policy_loss
+from training.core_algos.correction_settings import RolloutCorrectionSettings
+from training.core_algos.loss_inputs import Loss, LossInputs
 from training.core_algos.registry import register_policy_loss
-from training.rollout_correction import correct_as
+from training.core_algos.rollout_correction import correct_as
+from training.core_algos.verl_form import of_formula, policy_loss
 
 
 @policy_loss("vanilla")
@@ -109,7 +112,15 @@ def compute_policy_loss_gpg(inputs: LossInputs) -> Loss:
     return inputs.aggregate(-inputs.advantages * inputs.log_prob)
 
 
+def _sampled_policy_gradient(inputs: LossInputs) -> Loss:
+    """Computes gpg's loss with the engine's log-probs for the old ones."""
+    assert inputs.rollout_log_prob is not None
+    by_engine = replace(inputs, old_log_prob=inputs.rollout_log_prob)
+    return compute_policy_loss_gpg.formula(by_engine)
+
+
 @register_policy_loss("reinforce")
+@of_formula(_sampled_policy_gradient)
 def compute_policy_loss_reinforce(
     rollout_log_prob: Tensor,
     log_prob: Tensor,
@@ -217,58 +228,35 @@ def compute_policy_loss_dro(inputs: LossInputs) -> Loss:
     return inputs.aggregate(policy_gradient + 0.5 * beta * inputs.log_ratio.square())
 
 
-@register_policy_loss("bypass_mode")
-def compute_policy_loss_bypass_mode(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: LossAggMode = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-) -> Loss:
+@policy_loss("bypass_mode")
+def compute_policy_loss_bypass_mode(inputs: LossInputs) -> Loss:
     """Takes the engine's log-probs for the old ones: `old_log_prob` are those of what sampled.
 
     With config.rollout_correction.loss_type=ppo_clip it is the vanilla loss, whose ratio corrects
     for the engine by itself; with reinforce the policy gradient, with importance weights
     pi / pi_engine where `rollout_is` asks for them. `rollout_rs` masks tokens in both.
-    `rollout_is_weights` are not read: the weights are made here. The metrics have those of
+    Importance weights that it is given are not read: they are made here. The metrics have those of
     `compute_rollout_correction_and_rejection_mask` beside the loss's.
     """
-    if config is None:
-        config = PolicyLossConfig()
-    correction = _correction_of(config)
+    correction = _correction_of(inputs.config)
     with torch.no_grad():
         weights, mask, correction_metrics = correct_as(
-            correction, log_prob.detach(), old_log_prob, response_mask.bool()
+            correction, inputs.log_prob.detach(), inputs.old_log_prob, inputs.mask
         )
     if correction.loss_type == "ppo_clip":
-        loss, metrics = compute_policy_loss_vanilla(
-            old_log_prob,
-            log_prob,
-            advantages,
-            mask,
-            loss_agg_mode=loss_agg_mode,
-            config=config,
-        )
+        kept = replace(inputs, mask=mask.bool(), importance_weights=None)
+        loss, metrics = compute_policy_loss_vanilla.formula(kept)
     else:
-        loss, metrics = compute_policy_loss_gpg(
-            old_log_prob,
-            log_prob,
-            advantages,
-            mask,
-            loss_agg_mode=loss_agg_mode,
-            config=config,
-            rollout_is_weights=None if weights is None else weights.batch["rollout_is_weights"],
-        )
+        kept = replace(inputs, mask=mask.bool(), importance_weights=weights)
+        loss, metrics = compute_policy_loss_gpg.formula(kept)
     return loss, correction_metrics | metrics
 
 
-def _correction_of(config: Any) -> RolloutCorrectionConfig:
+def _correction_of(config: Any) -> RolloutCorrectionSettings:
     """Reads how to correct: as verl has it, among the loss's own settings, or beside them."""
-    of_loss = config.policy_loss.get("rollout_correction")
-    if of_loss is None:
-        return config.rollout_correction
-    if isinstance(of_loss, RolloutCorrectionConfig):
-        return of_loss
-    return RolloutCorrectionConfig(**of_loss)
+    correction = config.policy_loss.get("rollout_correction")
+    if correction is None:
+        correction = config.rollout_correction
+    if isinstance(correction, Mapping):
+        return RolloutCorrectionSettings(**correction)
+    return correction

@@ -6,20 +6,56 @@ name in the config. Invariant: a name belongs to one function for good.
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Any, Literal
-
-from torch import Tensor
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 from data.names import registered, registering
-from training.config.estimator_needs import ESTIMATOR_INPUTS, ESTIMATOR_NEEDS
-from training.config.estimator_needs import estimator_needs as estimator_needs
+from training.core_algos.built_in import ESTIMATOR_INPUTS, ESTIMATOR_NEEDS, FORMULA_MODULES
+from training.core_algos.built_in import estimator_needs as estimator_needs
 
-Advantages = tuple[Tensor, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Advantages = tuple["Tensor", "Tensor"]
 AdvEstimatorFn = Callable[..., Advantages]
-PolicyLossFn = Callable[..., tuple[Tensor, dict[str, Any]]]
-# What an estimator has to see at once, see `register_adv_est`.
+PolicyLossFn = Callable[..., tuple["Tensor", dict[str, Any]]]
+# What an estimator has to see at once, and what it compares: see `EstimatorFacts`.
 Span = Literal["scores", "episodes", "groups", "batch"]
+Compared = Literal["group", "turns", "states"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatorFacts:
+    """Holds what an estimator says of itself, for those who call it, watch it or show it.
+
+    Nobody else knows an estimator by its name: alarms and viewer read this.
+
+    Attributes:
+        span: what it has to see at once, so that it can be called on a part of a batch whose
+            episodes have very different lengths:
+            scores: of each episode its summed reward and its number of tokens alone;
+            episodes: single episodes; groups: whole groups (uid); batch: the whole batch.
+        whitens_batch: whether the advantages are whitened over the whole batch in the end.
+        formula: how a reward becomes an advantage, in words, for those who read an episode.
+        compares: what it compares: the scores of a group's episodes, so that equal ones get an
+            advantage of 0 (whitening apart); the returns of a group's turns of one number; or
+            scores, and turns of a group that began in the same state.
+        ordered: whether it gives an episode one number that a better score in its group never makes
+            smaller; None: nothing is said.
+        follows_returns: whether advantages rise with returns less values over the tokens of a batch
+            (values are 0 for one that reads none), however they are scaled or shifted.
+    """
+
+    span: Span = "batch"
+    whitens_batch: bool = False
+    formula: str = ""
+    compares: Compared | None = None
+    ordered: bool | None = None
+    follows_returns: bool = False
+
 
 # The built-in estimators; a user's own go by their plain name.
 AdvantageEstimator = StrEnum(  # type: ignore[misc]
@@ -28,9 +64,16 @@ AdvantageEstimator = StrEnum(  # type: ignore[misc]
 )
 ADV_ESTIMATOR_REGISTRY: dict[str, AdvEstimatorFn] = {}
 POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
-# By the name of an estimator; read with `estimator_span` and `estimator_whitens_batch`.
-ESTIMATOR_SPANS: dict[str, Span] = {}
-ESTIMATOR_WHITENS_BATCH: dict[str, bool] = {}
+# By the name of an estimator; read with `estimator_facts`.
+ESTIMATOR_FACTS: dict[str, EstimatorFacts] = {}
+_NOTHING_SAID = EstimatorFacts()
+
+
+@cache
+def load_built_in() -> None:
+    """Imports the files of this package whose estimators and losses register themselves."""
+    for module in FORMULA_MODULES:
+        import_module(f"{__package__}.{module}")
 
 
 def register_adv_est(
@@ -38,6 +81,12 @@ def register_adv_est(
     needs: tuple[str, ...] = (),
     span: Span = "batch",
     whitens_batch: bool = False,
+    *,
+    formula: str = "",
+    compares: Compared | None = None,
+    ordered: bool | None = None,
+    follows_returns: bool = False,
+    aliases: tuple[str, ...] = (),
 ) -> Callable[[AdvEstimatorFn], AdvEstimatorFn]:
     """Returns a decorator that registers an advantage estimator as `name`.
 
@@ -46,33 +95,45 @@ def register_adv_est(
 
     Args:
         needs: what the estimator reads besides rewards and mask, such as ("values",) or
-            ("index",), of the ESTIMATOR_INPUTS of training/config/estimator_needs.py. Left out,
+            ("index",), of the ESTIMATOR_INPUTS of training/core_algos/built_in.py. Left out,
             they are read from its signature.
-        span: what the estimator has to see at once, so that it can be called on a part of a batch
-            whose episodes have very different lengths:
-            scores: of each episode its summed reward and its number of tokens alone;
-            episodes: single episodes; groups: whole groups (uid); batch: the whole batch.
-        whitens_batch: whether the advantages are whitened over the whole batch in the end. Such an
-            estimator of a span other than "batch" takes `whiten`, and leaves the whitening to its
-            caller where that is False.
+        span, formula, compares, ordered, follows_returns: see `EstimatorFacts`. What is left out
+            is not watched, and not shown.
+        whitens_batch: see `EstimatorFacts`. Such an estimator of a span other than "batch" takes
+            `whiten`, and leaves the whitening to its caller where that is False.
+        aliases: further names of the same estimator.
     Raises:
         ValueError: another function has the name, or `whitens_batch` and the parameter `whiten`
             do not agree.
     """
-    key = _plain_name(name)
+    facts = EstimatorFacts(
+        span=span,
+        whitens_batch=whitens_batch,
+        formula=formula,
+        compares=compares,
+        ordered=ordered,
+        follows_returns=follows_returns,
+    )
 
     def decorate(fn: AdvEstimatorFn) -> AdvEstimatorFn:
+        _load_before(fn)
         parameters = inspect.signature(fn).parameters
-        if span != "batch":
-            _check_whitening(key, whitens_batch, parameters.get("whiten"))
-        registering(ADV_ESTIMATOR_REGISTRY, "advantage estimator", key)(fn)
         from_signature = tuple(field for field in ESTIMATOR_INPUTS if field in parameters)
-        ESTIMATOR_NEEDS.setdefault(key, needs or from_signature)
-        ESTIMATOR_SPANS[key] = span
-        ESTIMATOR_WHITENS_BATCH[key] = whitens_batch
+        for key in (_plain_name(name), *aliases):
+            if span != "batch":
+                _check_whitening(key, whitens_batch, parameters.get("whiten"))
+            registering(ADV_ESTIMATOR_REGISTRY, "advantage estimator", key)(fn)
+            ESTIMATOR_NEEDS.setdefault(key, needs or from_signature)
+            ESTIMATOR_FACTS[key] = facts
         return fn
 
     return decorate
+
+
+def _load_before(fn: Callable[..., Any]) -> None:
+    """Loads the built-in formulas before a user's own, so that no name of theirs is taken."""
+    if not fn.__module__.startswith(f"{__package__}."):
+        load_built_in()
 
 
 def _check_whitening(name: str, whitens_batch: bool, parameter: inspect.Parameter | None) -> None:
@@ -95,37 +156,24 @@ def _check_whitening(name: str, whitens_batch: bool, parameter: inspect.Paramete
 
 def get_adv_estimator_fn(name: str | Enum) -> AdvEstimatorFn:
     """Returns the estimator registered as `name`; ValueError lists the known names."""
+    load_built_in()
     return registered(ADV_ESTIMATOR_REGISTRY, "algorithm.adv_estimator", _plain_name(name))
+
+
+def estimator_facts(name: str | Enum) -> EstimatorFacts:
+    """Returns what the estimator says of itself; of an unknown one nothing is said."""
+    load_built_in()
+    return ESTIMATOR_FACTS.get(_plain_name(name), _NOTHING_SAID)
 
 
 def estimator_span(name: str | Enum) -> Span:
     """Returns what the estimator has to see at once; the batch if nothing was registered."""
-    return ESTIMATOR_SPANS.get(_plain_name(name), "batch")
+    return estimator_facts(name).span
 
 
 def estimator_whitens_batch(name: str | Enum) -> bool:
     """Returns whether the estimator whitens over the batch, unless called with whiten=False."""
-    return ESTIMATOR_WHITENS_BATCH.get(_plain_name(name), False)
-
-
-def call_adv_estimator(name: str | Enum, **offered: Any) -> Advantages:
-    """Runs an estimator on those of the offered fields and settings that its signature takes.
-
-    Args:
-        offered: token_level_rewards, response_mask, and whatever the batch and the algorithm config
-            hold: values, index, gamma, lam, config, …; a function with **kwargs gets all of them.
-    Returns: advantages, returns: (batch, response_len) each.
-    """
-    fn = get_adv_estimator_fn(name)
-    return fn(**accepted_arguments(fn, offered))
-
-
-def accepted_arguments(fn: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Picks of the offered arguments those that a function's signature takes: all with **kwargs."""
-    parameters = inspect.signature(fn).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(offered)
-    return {name: value for name, value in offered.items() if name in parameters}
+    return estimator_facts(name).whitens_batch
 
 
 def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLossFn]:
@@ -140,11 +188,17 @@ def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLos
     Raises:
         ValueError: another function has the name.
     """
-    return registering(POLICY_LOSS_REGISTRY, "policy loss", _plain_name(name))
+
+    def decorate(fn: PolicyLossFn) -> PolicyLossFn:
+        _load_before(fn)
+        return registering(POLICY_LOSS_REGISTRY, "policy loss", _plain_name(name))(fn)
+
+    return decorate
 
 
 def get_policy_loss_fn(name: str | Enum) -> PolicyLossFn:
     """Returns the policy loss registered as `name`; ValueError lists the known names."""
+    load_built_in()
     setting = "actor_rollout_ref.actor.policy_loss.loss_mode"
     return registered(POLICY_LOSS_REGISTRY, setting, _plain_name(name))
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from data.array_ops import row_blocks
-from training.batch.masked_ops import at_least_float32, masked_whiten
-from training.core_algos.registry import Advantages, call_adv_estimator, register_adv_est
+from training.core_algos.masked_ops import at_least_float32, masked_whiten
+from training.core_algos.registry import Advantages, register_adv_est
+from training.core_algos.verl_form import call_adv_estimator
 
 # The scan turns blocks of about this many entries time first.
 SCAN_ENTRIES = 1 << 23
@@ -110,7 +111,13 @@ def _scan_time_first(
     return scanned.masked_fill_(~mask, 0)
 
 
-@register_adv_est("gae", span="episodes", whitens_batch=True)
+@register_adv_est(
+    "gae",
+    span="episodes",
+    whitens_batch=True,
+    formula="sum of (gamma lam)^l delta_{t+l}, delta = reward + gamma V_next - V, then whitened",
+    follows_returns=True,
+)
 @torch.no_grad()
 def compute_gae_advantage_return(
     token_level_rewards: Tensor,
@@ -168,7 +175,13 @@ def discounted_returns(
     return returns
 
 
-@register_adv_est("reinforce_plus_plus", span="episodes", whitens_batch=True)
+@register_adv_est(
+    "reinforce_plus_plus",
+    span="episodes",
+    whitens_batch=True,
+    formula="return from the token on, whitened over the batch's tokens",
+    follows_returns=True,
+)
 @torch.no_grad()
 def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: Tensor,
@@ -195,7 +208,11 @@ def compute_reinforce_plus_plus_outcome_advantage(
     return advantages, returns
 
 
-@register_adv_est("remax", span="episodes")
+@register_adv_est(
+    "remax",
+    span="episodes",
+    formula="return - reward of a greedy answer to the same prompt",
+)
 @torch.no_grad()
 def compute_remax_outcome_advantage(
     token_level_rewards: Tensor,
@@ -221,7 +238,11 @@ def compute_remax_outcome_advantage(
     return advantages, returns
 
 
-@register_adv_est("on_policy_distillation")
+@register_adv_est(
+    "on_policy_distillation",
+    formula="coefficient x (teacher's log-prob - policy's log-prob)",
+    ordered=False,
+)
 @torch.no_grad()
 def compute_on_policy_distillation_advantage(
     token_level_rewards: Tensor,

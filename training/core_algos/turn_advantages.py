@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from training.batch.masked_ops import at_least_float32, masked_whiten
 from training.core_algos.group_advantages import compute_grpo_outcome_advantage
 from training.core_algos.groups import Groups, consecutive_ids
+from training.core_algos.masked_ops import at_least_float32, masked_whiten
 from training.core_algos.registry import Advantages, register_adv_est
 from training.core_algos.token_advantages import discounted_returns, gae_scan
 
@@ -88,7 +88,13 @@ class Turns:
         return places.scatter_reduce_(1, self.turn_of_token, columns, reduction)[:, :-1]
 
 
-@register_adv_est("turn_gae", span="episodes", whitens_batch=True)
+@register_adv_est(
+    "turn_gae",
+    span="episodes",
+    whitens_batch=True,
+    formula="GAE over turns, in each turn GAE over tokens towards its return, then whitened",
+    follows_returns=True,
+)
 @torch.no_grad()
 def compute_turn_gae_advantage_return(
     token_level_rewards: Tensor,
@@ -147,7 +153,13 @@ def compute_turn_gae_advantage_return(
     return advantages, returns
 
 
-@register_adv_est("turn_return", span="groups")
+@register_adv_est(
+    "turn_return",
+    span="groups",
+    formula="turn's return - mean return of that turn in the group's other episodes",
+    compares="turns",
+    ordered=False,
+)
 @torch.no_grad()
 def compute_turn_return_advantage(
     token_level_rewards: Tensor,
@@ -193,7 +205,13 @@ def compute_turn_return_advantage(
     return turns.spread(advantages.view_as(returns)), turns.spread(returns)
 
 
-@register_adv_est("gigpo", span="groups")
+@register_adv_est(
+    "gigpo",
+    span="groups",
+    formula="GRPO's of the episode + weight x comparison among turns that began in the same state",
+    compares="states",
+    ordered=False,
+)
 @torch.no_grad()
 def compute_gigpo_advantage(
     token_level_rewards: Tensor,

@@ -8,8 +8,13 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from training.batch.masked_ops import clip_by_value
-from training.core_algos.aggregation import GlobalBatchInfo, LossAggMode, agg_loss, token_fraction
+from training.core_algos.aggregation import (
+    GlobalBatchInfo,
+    LossAggMode,
+    aggregate,
+    mean_of_tokens,
+)
+from training.core_algos.masked_ops import clip_by_value
 
 
 def compute_value_loss(
@@ -19,6 +24,7 @@ def compute_value_loss(
     response_mask: Tensor,
     cliprange_value: float,
     loss_agg_mode: LossAggMode = "token-mean",
+    row_weights: Tensor | None = None,
     **counts: Unpack[GlobalBatchInfo],
 ) -> tuple[Tensor, Tensor]:
     """Computes half the squared error of the predicted values, clipped as PPO's ratio is.
@@ -31,7 +37,8 @@ def compute_value_loss(
             before the update.
         cliprange_value: how far, in units of value, a prediction may move from `values` before its
             gradient stops.
-        counts: the denominators of `agg_loss`.
+        row_weights: (batch,) as of `aggregate`.
+        counts: the denominators of `aggregate`.
     Returns:
         loss and detached fraction of tokens where the clipped error was the larger, both 0-dim;
         both are 0 over an empty mask.
@@ -41,6 +48,8 @@ def compute_value_loss(
     error = (vpreds - returns) ** 2
     clipped_error = (clipped_vpreds - returns) ** 2
     token_losses = torch.maximum(error, clipped_error)
-    loss = 0.5 * agg_loss(token_losses, response_mask, loss_agg_mode, **counts)
-    clip_fraction = token_fraction(clipped_error > error, response_mask, counts)
+    loss = 0.5 * aggregate(
+        token_losses, response_mask, loss_agg_mode, **counts, row_weights=row_weights
+    )
+    clip_fraction = mean_of_tokens(clipped_error > error, response_mask, counts)
     return loss, clip_fraction

@@ -5,20 +5,19 @@ compute.
 """
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from training.batch.head import entropy_from_logits
-from training.batch.masked_ops import at_least_float32
-from training.core_algos.aggregation import GlobalBatchInfo, LossAggMode, agg_loss
+from training.core_algos.aggregation import LossAggMode
 from training.core_algos.group_advantages import (
     compute_grpo_outcome_advantage,
     compute_rloo_outcome_advantage,
 )
 from training.core_algos.kl import kl_penalty as estimate_kl
-from training.core_algos.loss_inputs import PolicyLossConfig
+from training.core_algos.loss_settings import PolicyLossConfig
+from training.core_algos.masked_ops import at_least_float32
 from training.core_algos.policy_losses import compute_policy_loss_vanilla
 from training.core_algos.token_advantages import gae_scan
 
@@ -130,23 +129,6 @@ def _read_setting(config: Any, name: str) -> Any:
     if isinstance(config, Mapping):
         return config.get(name)
     return getattr(config, name, None)
-
-
-def compute_entropy_loss(
-    logits: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: LossAggMode = "token-mean",
-    **counts: Unpack[GlobalBatchInfo],
-) -> Tensor:
-    """Aggregates the policy's entropy in nats as `agg_loss` does.
-
-    Args:
-        logits: (batch, response_len, vocabulary).
-        response_mask: (batch, response_len).
-        counts: the denominators of `agg_loss`.
-    """
-    entropy = entropy_from_logits(logits)  # (batch, response_len)
-    return agg_loss(entropy, response_mask, loss_agg_mode, **counts)
 
 
 def compute_kl_penalty(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:

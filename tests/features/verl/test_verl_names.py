@@ -148,9 +148,8 @@ def test_a_registry_that_is_given_anew_is_the_one_that_is_looked_into(monkeypatc
     assert core_algos.get_adv_estimator_fn("mine")(3) == 6
     core_algos.register_adv_est("other")(len)
     assert core_algos.ADV_ESTIMATOR_REGISTRY.keys() == {"mine", "other"}
-    for table in (registry.ESTIMATOR_NEEDS, registry.ESTIMATOR_SPANS):
+    for table in (registry.ESTIMATOR_NEEDS, registry.ESTIMATOR_FACTS):
         table.pop("other")
-    registry.ESTIMATOR_WHITENS_BATCH.pop("other")
     with pytest.raises(ValueError, match="is unknown; allowed: mine, other"):
         core_algos.get_adv_estimator_fn("gae")
 

@@ -28,8 +28,8 @@ from features.verl.verl_modules import rewritten
 from training.advantage import compute_advantage
 from training.config import AlgorithmConfig, DataConfig
 from training.config.schema.common import CustomClassConfig
+from training.core_algos import PolicyLossConfig as ConfigOfRun
 from training.core_algos import registry
-from training.core_algos.loss_inputs import PolicyLossConfig as ConfigOfRun
 
 LOSS = """
 import torch
@@ -177,8 +177,9 @@ class Adder(BaseTool):
 
 @pytest.fixture(autouse=True)
 def registries_as_they_were() -> Iterator[None]:
+    registry.load_built_in()
     names = ("ADV_ESTIMATOR_REGISTRY", "POLICY_LOSS_REGISTRY", "ESTIMATOR_NEEDS")
-    names += ("ESTIMATOR_SPANS", "ESTIMATOR_WHITENS_BATCH")
+    names += ("ESTIMATOR_FACTS",)
     tables: list[dict[str, Any]] = [getattr(registry, name) for name in names]
     before = [set(table) for table in (*tables, REWARD_MANAGER_REGISTRY)]
     yield

@@ -11,6 +11,8 @@ import pytest
 from features.viewer.command import main
 from tests.made_episodes import FATES, Made, make_run
 from tests.viewer_data import listed, make_viewer, manifest, page_of, pages
+from training.core_algos import estimator_facts
+from training.run.episodes import main
 
 NAMES = ("grpo", "rloo", "gae", "turn_return", "gigpo", "opo", "reinforce_plus_plus")
 
@@ -89,7 +91,7 @@ def test_grpos_path_is_score_mean_and_spread(tmp_path: Path) -> None:
         page, (columns,) = pages(viewer)[f"episode-1-0-{member}"]
         told = stages(page)
         assert told["return"] == pytest.approx(score, abs=1e-6)
-        assert told["baseline"] == pytest.approx(np.mean(scores), abs=1e-6)
+        assert told["group mean"] == pytest.approx(np.mean(scores), abs=1e-6)
         assert told["spread"] == pytest.approx(np.std(scores, ddof=1), abs=1e-6)
         advantage = (score - np.mean(scores)) / (np.std(scores, ddof=1) + 1e-6)
         assert told["advantage"] == pytest.approx(advantage, abs=1e-5)
@@ -98,11 +100,15 @@ def test_grpos_path_is_score_mean_and_spread(tmp_path: Path) -> None:
         assert columns["advantages"].max() == pytest.approx(max(advantage, 0), abs=1e-5)
 
 
-def test_rloos_baseline_leaves_the_episode_out(tmp_path: Path) -> None:
-    make_run(tmp_path, Made(steps=1, estimator="rloo"))
+@pytest.mark.parametrize("estimator", ["rloo", "opo", "maxrl"])
+def test_a_path_shows_the_formula_as_registered_and_the_groups_numbers(
+    tmp_path: Path, estimator: str
+) -> None:
+    make_run(tmp_path, Made(steps=1, estimator=estimator))
     scores = [episode["reward"] for episode in lines_of(tmp_path, 1)[:4]]
     page, _ = pages(make_viewer(tmp_path))["episode-1-0-0"]
-    assert stages(page)["baseline"] == pytest.approx(np.mean(scores[1:]), abs=1e-6)
+    assert page["path"]["formula"] == estimator_facts(estimator).formula != ""
+    assert stages(page)["group mean"] == pytest.approx(np.mean(scores), abs=1e-6)
 
 
 def test_gaes_turns_have_values_and_deltas(tmp_path: Path) -> None:
@@ -131,15 +137,13 @@ def test_turn_returns_baseline_is_the_others_mean(tmp_path: Path) -> None:
         assert row[names.index("others")] == pytest.approx(np.mean(scores[1:]), abs=1e-6)
 
 
-def test_gigpos_advantage_is_its_episodes_part_and_its_turns(tmp_path: Path) -> None:
+def test_an_estimator_that_compares_states_shows_the_group_and_who_shared_a_state(
+    tmp_path: Path,
+) -> None:
     make_run(tmp_path, Made(steps=1, estimator="gigpo"))
     scores = [episode["reward"] for episode in lines_of(tmp_path, 1)[:4]]
-    page, (columns,) = pages(make_viewer(tmp_path))["episode-1-0-0"]
-    told = stages(page)
-    expected = (scores[0] - np.mean(scores)) / (np.std(scores, ddof=1) + 1e-6)
-    assert told["episode's part"] == pytest.approx(expected, abs=1e-5)
-    mean = columns["advantages"][columns["response_mask"] > 0].mean()
-    assert told["episode's part"] + told["turns' part"] == pytest.approx(mean, abs=1e-5)
+    page, _ = pages(make_viewer(tmp_path))["episode-1-0-0"]
+    assert stages(page)["group mean"] == pytest.approx(np.mean(scores), abs=1e-6)
     table = page["path"]["turns"]
     names = [name for name, _ in table["columns"]]
     # Every member's turn k begins in state k.

@@ -17,8 +17,8 @@ from tests.unit.config.helpers import (
     warned,
 )
 from training import core_algos
-from training.config.estimator_needs import ESTIMATOR_NEEDS, LOSSES_SUMMED_OVER_TOKENS
 from training.core_algos import registry
+from training.core_algos.built_in import ESTIMATOR_NEEDS, LOSSES_SUMMED_OVER_TOKENS
 from training.rollout_correction import rejection_limits
 
 

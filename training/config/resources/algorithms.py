@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from training.config.estimator_needs import (
+from training.config.resources.user_code import unusable_file, value_errors
+from training.config.schema.algorithm import RolloutCorrectionConfig
+from training.config.schema.ppo import PPOConfig
+from training.core_algos.built_in import (
     ESTIMATOR_NEEDS,
     LOSSES_SUMMED_OVER_TOKENS,
     estimator_needs,
 )
-from training.config.resources.user_code import unusable_file, value_errors
-from training.config.schema.algorithm import RolloutCorrectionConfig
-from training.config.schema.ppo import PPOConfig
 
 
 def check_algorithm(config: PPOConfig) -> Iterator[str]:
@@ -41,7 +41,7 @@ def _check_correction(correction: RolloutCorrectionConfig) -> Iterator[str]:
     # Imports torch: late.
     import torch
 
-    from training.rollout_correction import correct_as
+    from training.core_algos import correct_as
 
     log_probs = torch.zeros(1, 1)
     mask = torch.ones(1, 1)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from custom.env_factory import LIBRARIES, Library, library_of
 from training.config.batch_plan import BatchPlan, UpdatePlan
-from training.config.estimator_needs import estimator_needs
 from training.config.schema.actor import ActorConfig
 from training.config.schema.agent import (
     DATASET_ROWS,
@@ -25,7 +24,7 @@ from training.config.schema.rollout import RolloutConfig
 from training.config.schema.trainer import RayKwargs, TrainerConfig
 from training.config.schema.verifiers import DRIVER
 from training.config.section import InputPath, Section
-from training.features import sections as feature_sections
+from training.core_algos.built_in import estimator_needs
 
 # GiB for a process of an environment whose library runs texts.
 GUARDED_MEMORY_GB = 4.0

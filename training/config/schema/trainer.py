@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
-from training.config.estimator_needs import ESTIMATORS_WITHIN_GROUPS, LOSSES_SUMMED_OVER_TOKENS
 from training.config.section import (
     InputPath,
     NonNegativeInt,
@@ -14,6 +13,7 @@ from training.config.section import (
     PositiveOrMinusOne,
     Section,
 )
+from training.core_algos.built_in import ESTIMATORS_WITHIN_GROUPS, LOSSES_SUMMED_OVER_TOKENS
 
 if TYPE_CHECKING:
     from training.config.schema.ppo import PPOConfig

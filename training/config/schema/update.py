@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from training.config.batch_plan import MicroBatching, choose_micro_batching
 from training.config.section import PositiveFloat, PositiveInt, Section
+from training.core_algos.loss_settings import LossAggMode as LossAggMode
 
 if TYPE_CHECKING:
     from training.config.schema.actor import ActorConfig
@@ -12,13 +13,6 @@ if TYPE_CHECKING:
     from training.config.schema.ppo import PPOConfig
 
 CheckpointPart = Literal["model", "optimizer", "extra", "hf_model"]
-LossAggMode = Literal[
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-]
 
 
 class FSDPConfig(Section):

@@ -156,10 +156,6 @@ def rolled_index(own: Any, *args: Any, index: Any, **kwargs: Any) -> Any:
     return own(*args, index=np.roll(index, 1), **kwargs)
 
 
-def values_a_token_late(own: Any, *args: Any, values: torch.Tensor, **kwargs: Any) -> Any:
-    return own(*args, values=values.roll(1, 1), **kwargs)
-
-
 # Models
 
 
@@ -378,10 +374,6 @@ def adapters_at_another_scale(trainer: Any) -> None:
     patched(manifest, "whole_weights", unscaled)
 
 
-def a_discount_of_its_own(own: Any, *args: Any, **kwargs: Any) -> Any:
-    return own(*args, **{**kwargs, "gamma": 0.9})
-
-
 def values_of_other_rows(trainer: Any) -> None:
     def roll(result: DataProto) -> None:
         result.batch["values"] = result.batch["values"].roll(1, 0)
@@ -546,7 +538,6 @@ CASES: dict[str, Case] = {
     "advantages negated": Case(estimator(negated), ("advantages_wrong",)),
     "groups shuffled": Case(estimator(rolled_index), ("advantages_wrong",)),
     "gae negated": Case(estimator(negated), ("advantages_wrong",), "gae"),
-    "values a token late": Case(estimator(values_a_token_late), ("advantages_wrong",), "gae"),
     "critic frozen": Case(critic_stands_still, ("part_still",), "gae"),
     "embedding frozen": Case(frozen("embed_tokens"), ("part_still",)),
     "gradient cut off": Case(cut_off, ("part_still",)),
@@ -573,7 +564,6 @@ INVENTED: dict[str, Case] = {
     "adapters at another scale": Case(
         adapters_at_another_scale, ("engine_stale", "engine_differs"), "lora"
     ),
-    "a discount of its own": Case(estimator(a_discount_of_its_own), ("advantages_wrong",), "gae"),
     "values of other rows": Case(values_of_other_rows, ("values_differ",), "gae"),
     "two optimiser steps each": Case(two_steps_each, ("updates_differ",)),
     "the KL is rewarded": Case(kl_is_rewarded, ("reward_differs",), settings=KL_REWARD),

@@ -124,7 +124,7 @@ def test_the_estimator_of_the_page_gives_advantages() -> None:
     names: dict[str, Any] = {}
     exec(source[1], names)
     registries = (registry.ADV_ESTIMATOR_REGISTRY, registry.ESTIMATOR_NEEDS)
-    for table in (*registries, registry.ESTIMATOR_SPANS, registry.ESTIMATOR_WHITENS_BATCH):
+    for table in (*registries, registry.ESTIMATOR_FACTS):
         table.pop("centred", None)
     rewards = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
     mask = torch.tensor([[1, 1], [0, 1]])

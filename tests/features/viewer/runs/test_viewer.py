@@ -129,7 +129,7 @@ def test_the_path_shows_the_numbers_of_the_builder(made_run: Path, browser: Brow
     script = """return Object.fromEntries([...document.querySelectorAll("[data-stage]")]
         .map((cell) => [cell.dataset.stage, cell.dataset.value]))"""
     told = browser.run(script)
-    assert float(told["baseline"]) == pytest.approx(np.mean(scores), abs=1e-6)
+    assert float(told["group mean"]) == pytest.approx(np.mean(scores), abs=1e-6)
     assert float(told["spread"]) == pytest.approx(np.std(scores, ddof=1), abs=1e-6)
     assert len(browser.texts(".members tbody tr")) == 4
     assert len(browser.texts(".turn-table tbody tr")) == 3

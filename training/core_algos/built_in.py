@@ -1,11 +1,21 @@
-"""Lists what each advantage estimator reads, and which can work on a part of a batch.
+"""Lists the estimators and losses of this project: their files, and what a config knows of them.
 
 These are names alone, so that a configuration is judged without torch. `register_adv_est`
-(training/core_algos) enters a user's own estimator into ESTIMATOR_NEEDS;
-docs/custom_algorithm.md tells what each input is.
+(registry.py) enters a user's own estimator into ESTIMATOR_NEEDS; docs/custom_algorithm.md tells
+what each input is. All else that others must know of an estimator stands where it is registered.
 """
 
-# An estimator may ask for these beside rewards and mask.
+# The files whose estimators and losses register themselves when they are imported.
+FORMULA_MODULES = (
+    "token_advantages",
+    "turn_advantages",
+    "group_advantages",
+    "optimal_token_baseline",
+    "policy_losses",
+    "covariance_losses",
+)
+
+# What an estimator may ask for beside rewards and mask.
 ESTIMATOR_INPUTS = (
     "values",
     "index",
