@@ -16,7 +16,6 @@ from features.alarms.catalogue import Finding, Place
 from training.batch.episode_rows import EpisodeRows, uid_of
 from training.core_algos import EstimatorFacts, estimator_facts, estimator_needs
 from training.core_algos.masked_ops import sampled_sums
-from training.run.alarms.catalogue import Finding, Place
 
 # Scores and advantages that differ by less are equal.
 EPSILON = 1e-6

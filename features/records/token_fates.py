@@ -17,7 +17,6 @@ import torch
 from features.records.token_origins import COPIED, ENVIRONMENT, OVER_LIMIT, SAMPLED, TEMPLATE
 from training.config import RolloutCorrectionConfig
 from training.core_algos import correct_as
-from workers.rollout.token_origins import COPIED, ENVIRONMENT, OVER_LIMIT, SAMPLED, TEMPLATE
 
 
 class Fate(NamedTuple):

@@ -24,7 +24,6 @@ from training.batch.masked_ops import masked_mean, masked_var
 from training.config import AlgorithmConfig
 from training.config.loader import ConfigError, load_config
 from training.core_algos.groups import ScoredGroups
-from training.run.viewer.update_columns import UpdateColumns
 
 # Nothing is computed again for a step with more places than this, rows times the longest.
 MOST_PLACES = 1 << 26

@@ -12,7 +12,6 @@ from features.viewer.command import main
 from tests.made_episodes import FATES, Made, make_run
 from tests.viewer_data import listed, make_viewer, manifest, page_of, pages
 from training.core_algos import estimator_facts
-from training.run.episodes import main
 
 NAMES = ("grpo", "rloo", "gae", "turn_return", "gigpo", "opo", "reinforce_plus_plus")
 

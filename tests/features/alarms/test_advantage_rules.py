@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from data.protocol import DataProto
+from features.alarms.advantage_rules import wrong_advantages
 from training.batch.episode_rows import EpisodeRows
 from training.core_algos import register_adv_est
 from training.core_algos.registry import EstimatorFacts
-from training.run.alarms.advantage_rules import wrong_advantages
 
 GROUPS, MEMBERS, WIDTH = 4, 4, 3
 ROWS = GROUPS * MEMBERS
