@@ -53,8 +53,11 @@ def page_of(file: Path) -> str:
 
 
 def feature_pages() -> list[Path]:
-    """Lists the pages of the features that are here, those named README.md first in each folder."""
-    pages = FEATURES.rglob("*.md")
+    """Lists the pages of the features that are here, those named README.md first in each folder.
+
+    What lies in a folder assets/ is of a library that a page uses.
+    """
+    pages = [page for page in FEATURES.rglob("*.md") if "assets" not in page.parts]
     return sorted(pages, key=lambda page: (page.parent, page.name != "README.md", page.name))
 
 

@@ -18,8 +18,13 @@ OWN = {"actor/mean_ratio"}
 def every_metric_has_a_sentence(tmp_path: Path) -> Iterator[None]:
     """Looks, after a test, at the metrics of the runs in its folder."""
     yield
+    check_metrics(tmp_path)
+
+
+def check_metrics(folder: Path) -> None:
+    """Checks that the docs explain each metric of the runs in a folder."""
     names: set[str] = set()
-    for file in tmp_path.rglob("metrics.jsonl"):
+    for file in folder.rglob("metrics.jsonl"):
         for record in read_records(file):
             names.update(record)
     # Names without a slash are of records that a test wrote itself.

@@ -21,10 +21,11 @@ import pytest
 import main
 from features.export.export import main as export
 from features.viewer.command import main as make_viewer
+from scripts.docs_links import feature_pages
 from tests.conftest import PROJECT
 from training.run.signals import EndingSignals
 
-FILES = [*(PROJECT / "docs").glob("*.md"), *(PROJECT / "features").rglob("*.md")]
+FILES = [*(PROJECT / "docs").glob("*.md"), *feature_pages()]
 DOCS = sorted(str(path.relative_to(PROJECT)) for path in FILES)
 # Pages whose commands need each other are run by tests/e2e/test_tutorial.py and test_pages_run.py.
 WALKED = ("docs/tutorial.md", "docs/rewards.md", "features/records/README.md")

@@ -1,3 +1,18 @@
 """The runs of features, too, have only metrics that docs/metrics.md explains."""
 
-from tests.e2e.conftest import every_metric_has_a_sentence as every_metric_has_a_sentence
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import check_metrics
+
+
+@pytest.fixture(autouse=True)
+def every_metric_has_a_sentence(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """Looks, after a test in a folder runs/, at the metrics of its runs."""
+    yield
+    if "runs" in request.path.parts:
+        check_metrics(tmp_path)

@@ -17,7 +17,7 @@ from training.core_algos import built_in, registry
 CORE = PROJECT / "training/core_algos"
 PACKAGES = ("training", "data", "custom", "workers", "contrib", "setup", "features")
 # What core_algos takes from `data`: small files without a batch.
-FROM_DATA = {"data", "data.names", "data.array_ops", "data.warn_once"}
+FROM_DATA = {"data", "data.names", "data.array_ops", "data.warn_once", "data.moved_modules"}
 # Other than torch, numpy and the standard library.
 OTHERS = ("pydantic", "omegaconf", "yaml", "ray", "transformers")
 
