@@ -46,7 +46,8 @@ def check_bounds(settings: Any) -> None:
     Raises:
         ValueError: a number is outside; None, and what is no number, is not looked at.
     """
-    for name, bounds in _bounds_of(type(settings)).items():
+    settings_type: Any = type(settings)
+    for name, bounds in _bounds_of(settings_type).items():
         value = getattr(settings, name)
         if not isinstance(value, int | float):
             continue
