@@ -444,3 +444,45 @@ def test_a_loss_of_several_ranks_needs_the_counts_of_all():
     config = algos.PolicyLossConfig(global_batch_info={"dp_size": 2})
     with pytest.raises(ValueError, match="dp_size=2 needs batch_num_tokens"):
         algos.get_policy_loss_fn("vanilla")(old, new, advantages, MASK, "token-mean", config)
+
+
+@pytest.mark.parametrize("name", sorted(algos.POLICY_LOSS_REGISTRY))
+def test_a_formula_with_its_counts_is_the_loss_in_verls_form_inside_an_update(name):
+    """An update hands counts to a formula; a loss in verl's form finds them around its call."""
+    old, new, advantages = policy_inputs()
+    counts = algos.GlobalBatchInfo(dp_size=2, loss_scale_factor=4, **GLOBAL)
+    row_weights = torch.tensor([0.5, 0.5, 1.0, 1.0, 1.0])
+    config = loss_settings()
+    formula = algos.policy_loss_formula(name)
+    assert formula is not None
+    inputs = algos.LossInputs(
+        old_log_prob=old,
+        log_prob=new,
+        advantages=advantages,
+        mask=MASK.bool(),
+        loss_agg_mode="seq-mean-token-mean",
+        config=config,
+        importance_weights=None,
+        rollout_log_prob=old,
+        counts=counts,
+        row_weights=row_weights,
+    )
+    torch.manual_seed(0)
+    loss, metrics = formula(inputs)
+    arguments = {
+        "old_log_prob": old,
+        "rollout_log_prob": old,
+        "log_prob": new,
+        "advantages": advantages,
+        "response_mask": MASK,
+        "loss_agg_mode": "seq-mean-token-mean",
+        "config": config,
+        "rollout_is_weights": None,
+    }
+    torch.manual_seed(0)
+    by_name, metrics_by_name = algos.call_policy_loss(name, arguments, counts, row_weights)
+    assert torch.equal(loss, by_name)
+    assert metrics == metrics_by_name
+    torch.manual_seed(0)
+    without_counts, _ = algos.call_policy_loss(name, arguments)
+    assert not torch.equal(loss, without_counts)

@@ -5,6 +5,7 @@ of the configuration that inherits them checks the bounds when it is made; `chec
 settings that stand alone.
 """
 
+from dataclasses import astuple
 from functools import cache
 from typing import Annotated, Any, get_type_hints
 
@@ -45,26 +46,28 @@ def check_bounds(settings: Any) -> None:
     Raises:
         ValueError: a number is outside; None, and what is no number, is not looked at.
     """
-    for name, bounds in _bounds_of(type(settings)).items():
+    settings_type: Any = type(settings)
+    for name, bounds in _bounds_of(settings_type).items():
         value = getattr(settings, name)
         if not isinstance(value, int | float):
             continue
-        for bound in bounds:
-            if isinstance(bound, Gt) and not value > bound.gt:
-                raise ValueError(f"{name}={value} must be above {bound.gt:g}")
-            if isinstance(bound, Ge) and not value >= bound.ge:
-                raise ValueError(f"{name}={value} must be {bound.ge:g} or more")
-            if isinstance(bound, Le) and not value <= bound.le:
-                raise ValueError(f"{name}={value} must be at most {bound.le:g}")
+        for kind, limit in bounds:
+            if kind is Gt and not value > limit:
+                raise ValueError(f"{name}={value} must be above {limit:g}")
+            if kind is Ge and not value >= limit:
+                raise ValueError(f"{name}={value} must be {limit:g} or more")
+            if kind is Le and not value <= limit:
+                raise ValueError(f"{name}={value} must be at most {limit:g}")
 
 
 @cache
-def _bounds_of(settings_type: type) -> dict[str, tuple[Any, ...]]:
+def _bounds_of(settings_type: Any) -> dict[str, list[tuple[type, float]]]:
     """Reads the bounds of each field from its type, which may be one or None."""
-    bounds = {}
+    bounds: dict[str, list[tuple[type, float]]] = {}
     for name, kind in get_type_hints(settings_type, include_extras=True).items():
-        alternatives = (kind, *getattr(kind, "__args__", ()))
-        found = [bound for each in alternatives for bound in getattr(each, "__metadata__", ())]
-        if found:
-            bounds[name] = tuple(found)
+        for alternative in (kind, *getattr(kind, "__args__", ())):
+            for bound in getattr(alternative, "__metadata__", ()):
+                # Each has one field, its limit.
+                (limit,) = astuple(bound)
+                bounds.setdefault(name, []).append((type(bound), limit))
     return bounds
