@@ -20,7 +20,7 @@ from data.verl_modules import verl_import_problem
 
 # The project's own code, installed packages and Python's own; every other file is a user's.
 _PROJECT = Path(__file__).resolve().parents[1]
-_OWN_FOLDERS = ("data", "custom", "training", "workers", "contrib", "setup")
+_OWN_FOLDERS = ("data", "custom", "training", "workers", "contrib", "features", "setup")
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARIES = [Path(sysconfig.get_path("stdlib")), *(_PROJECT / name for name in _OWN_FOLDERS)]
 # Reentrant, because a file may load others.

@@ -32,7 +32,6 @@ from training.rollout_correction import apply_correction
 from training.rollout_mismatch import measure_mismatch
 from training.run.abort_policy import UnscoredWatch
 from training.worker_groups import WorkerGroups
-from workers.model.token_record import UpdateRecord
 
 Metrics = dict[str, float]
 # Rewards (B, R), and further values by name, one a row.
@@ -267,11 +266,12 @@ class StepPhases:
             return self.groups.policy.update_actor_and_values(batch)
         return self.groups.policy.update_actor(batch)
 
-    def take_update_records(self) -> list[UpdateRecord | None]:
-        """Returns what each rank's update made of its tokens, where that is recorded."""
-        if not self.config.agent.records_episodes:
-            return []
-        return self.groups.policy.take_update_record()
+    def take_probe_records(self) -> list[dict[str, Any]]:
+        """Returns the records of the last updates by probe, a mapping a rank, policy and critic."""
+        records = self.groups.policy.take_probe_records()
+        if self.groups.critic is not None:
+            records = records + self.groups.critic.take_probe_records()
+        return records
 
 
 def scores_of_last_rows(batch: DataProto, row_scores: Tensor) -> Tensor:

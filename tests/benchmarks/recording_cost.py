@@ -21,11 +21,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+from features.records.token_record import TokenRecorder
 from training.building import build_trainer
 from training.config.loader import load_config
 from training.run.episode_recorder import EpisodeRecorder
 from workers import multi_turn_rollout
-from workers.model.token_record import TokenRecorder
 from workers.rollout.token_origins import TokenOrigins
 
 PARTS = (
@@ -34,7 +34,7 @@ PARTS = (
     (multi_turn_rollout, "episode_record"),
     (multi_turn_rollout, "encode_record"),
     (multi_turn_rollout, "origin_matrix"),
-    (TokenRecorder, "see"),
+    (TokenRecorder, "before_backward"),
     (TokenRecorder, "take"),
     (EpisodeRecorder, "begin_update"),
     (EpisodeRecorder, "played"),

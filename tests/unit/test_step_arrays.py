@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from data.protocol import DataProto
+from features.records.token_record import UpdateRecord
 from training.config import PPOConfig
 from training.config.loader import load_config
 from training.run.episode_recorder import EpisodeRecorder
 from training.run.step_arrays import TrainedStep, step_arrays
 from training.run.token_fates import FATES
-from workers.model.token_record import UpdateRecord
 
 LENGTHS = (3, 1, 2, 2)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import PROJECT
 
-PACKAGES = ("setup", "data", "training", "workers", "custom", "contrib")
+PACKAGES = ("setup", "data", "training", "workers", "custom", "contrib", "features")
 # Rooms from the ground up, a module belonging to the longest name that fits: each may import what
 # is at or below it.
 ROOMS = (
@@ -47,6 +47,7 @@ ROOMS = (
     "workers.weight_sync",
     "workers.rollout",
     "workers",
+    "features",
     "training.run",
     "training",
     "contrib",

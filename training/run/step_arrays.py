@@ -21,9 +21,9 @@ import numpy as np
 from torch import Tensor
 
 from data.protocol import DUMMY_UID, DataProto
+from features.records.token_record import UpdateRecord
 from training.config import PPOConfig
 from training.run.token_fates import FATES, StepTokens, rejected_in_loss, token_fates
-from workers.model.token_record import UpdateRecord
 from workers.rollout.token_origins import ENVIRONMENT, SAMPLED
 
 FORMAT = 1
