@@ -57,7 +57,7 @@ test-again: $(READY)  ## those that failed the last time, one after another; a d
 	$(PY) -m pytest --last-failed --last-failed-no-failures none -m "not slow and not gpu"
 
 test-unit: $(READY)  ## what to run after an edit: no Ray, no vLLM, minutes on 2 cores
-	$(PYTEST) tests/unit -m "not slow and not gpu and not vllm"
+	$(PYTEST) tests/unit tests/features -m "not slow and not gpu and not vllm"
 
 test-slow: $(READY)  ## the long ones
 	$(PY) -m pytest -m "slow and not gpu"
