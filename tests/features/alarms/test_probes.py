@@ -163,9 +163,9 @@ def test_a_sign_that_is_wrong_turns_the_gradient_round(lm: nn.Module) -> None:
 
 
 def test_a_critic_is_measured_by_its_values(tiny_task: Path) -> None:
-    module = AutoModelForTokenClassification.from_pretrained(
-        tiny_task / "model", num_labels=1, classifier_dropout=0.0
-    )
+    module = AutoModelForTokenClassification.from_pretrained(tiny_task / "model", num_labels=1)
+    # As `ModelSpec.value_model` has it.
+    module.dropout = nn.Identity()
     assert use_packed_attention(module)
     module.score.reset_parameters()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
