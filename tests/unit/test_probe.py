@@ -99,10 +99,6 @@ class Tokens(SummingProbe):
     name = "counted"
     fields = ("row_number",)
 
-    def begin(self, model: Any, mini: MiniBatch) -> None:
-        super().begin(model, mini)
-        self.weight = mini.weight
-
     def before_backward(
         self, micro: MicroBatch, fields: Any, outputs: Mapping[str, Tensor], loss: Tensor
     ) -> None:
@@ -111,7 +107,7 @@ class Tokens(SummingProbe):
         sums = self.sums
 
         def weigh(gradient: Tensor) -> None:
-            sums.add({"probe/weight": gradient.abs().sum()}, self.weight)
+            sums.add({"probe/weight": gradient.abs().sum()}, self.mini.weight)
 
         outputs["log_prob"].register_hook(self.guarded(weigh))
 

@@ -46,7 +46,8 @@ them means, by a command:
 
     python -m training.run.metric_names actor/still_tensors
 
-Alarms read the checks: [alarms.md](alarms.md).
+Alarms read the checks: [alarms.md](alarms.md). With `trainer.alarms=off` none of them is measured
+but `MODEL/skipped_updates`.
 """,
     "metrics_engine.md": """\
 # What every metric means: engine against trainer, weight sync

@@ -24,7 +24,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -215,7 +215,14 @@ class SummingProbe(UpdateProbe):
     """A probe whose sums and maxima are there for the taking, in `self.sums`.
 
     They begin anew with each update, and go back to what they were where a mini-batch begins anew.
+
+    Attributes:
+        model: of the update.
+        mini: the mini-batch that is under way, without its rows.
     """
+
+    model: TrainedModel
+    mini: MiniBatch
 
     def __init__(self) -> None:
         self.sums = MetricSums()
@@ -224,6 +231,8 @@ class SummingProbe(UpdateProbe):
 
     def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
         """Takes back what a mini-batch that begins anew has added."""
+        self.model = model
+        self.mini = replace(mini, rows=None)
         if mini.number == 0:
             self._before = MetricSums()
         elif mini.number != self._mini_batch:

@@ -11,7 +11,7 @@ from torch import Tensor
 from training.config import PPOConfig
 from training.rollout_mismatch import measure_mismatch
 from workers.model.loss_fields import LossFields
-from workers.model.probe import GroupCounts, MicroBatch, MiniBatch, SummingProbe, TrainedModel
+from workers.model.probe import GroupCounts, MicroBatch, SummingProbe
 
 
 class SamplingMismatch(SummingProbe):
@@ -25,11 +25,6 @@ class SamplingMismatch(SummingProbe):
     def __init__(self, *, bypasses: bool = False) -> None:
         super().__init__()
         self.bypasses = bypasses
-
-    def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
-        """Keeps what the mini-batch's means are divided by."""
-        super().begin(model, mini)
-        self.mini = mini
 
     def before_backward(
         self, micro: MicroBatch, fields: LossFields, outputs: Mapping[str, Tensor], loss: Tensor

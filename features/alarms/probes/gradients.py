@@ -35,11 +35,6 @@ class GradientAlignment(SummingProbe):
     The policy's is with the advantages, the critic's with what values lack to the returns.
     """
 
-    def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
-        """Keeps the mini-batch's weight."""
-        super().begin(model, mini)
-        self.mini = mini
-
     def before_backward(
         self, micro: MicroBatch, fields: LossFields, outputs: Mapping[str, Tensor], loss: Tensor
     ) -> None:

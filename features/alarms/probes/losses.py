@@ -6,7 +6,7 @@ from torch import Tensor
 
 from training import core_algos as algos
 from workers.model.loss_fields import LossFields
-from workers.model.probe import GroupCounts, MicroBatch, MiniBatch, SummingProbe, TrainedModel
+from workers.model.probe import GroupCounts, MicroBatch, SummingProbe
 from workers.ranks.process_groups import world_size
 
 
@@ -17,16 +17,11 @@ class LossCounts(SummingProbe):
     returns.
     """
 
-    def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
-        """Keeps the model's name."""
-        super().begin(model, mini)
-        self.model = model.name
-
     def before_backward(
         self, micro: MicroBatch, fields: LossFields, outputs: Mapping[str, Tensor], loss: Tensor
     ) -> None:
         """Counts a micro-batch."""
-        model = self.model
+        model = self.model.name
         batch = micro.rows.batch
         mask = batch["response_mask"]
         targets = batch["returns" if model == "critic" else "advantages"]
@@ -51,11 +46,6 @@ class FirstUpdateDifference(SummingProbe):
     def __init__(self, *, bypasses: bool = False) -> None:
         super().__init__()
         self.bypasses = bypasses
-
-    def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
-        """Keeps what the mini-batch's means are divided by."""
-        super().begin(model, mini)
-        self.mini = mini
 
     def before_backward(
         self, micro: MicroBatch, fields: LossFields, outputs: Mapping[str, Tensor], loss: Tensor
