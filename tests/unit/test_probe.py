@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
 from tests.unit.test_actor_critic import make_update, small_device
-from training.config import ActorConfig, UpdatePlan
+from training.config import ActorConfig, AgentConfig, PPOConfig, TrainerConfig, UpdatePlan
 from workers.dp_actor import DataParallelPPOActor
+from workers.model import probes_of_run
 from workers.model.attention import use_packed_attention
 from workers.model.probe import (
     FAULTS,
@@ -30,10 +31,12 @@ from workers.model.probe import (
     UpdateProbe,
 )
 from workers.model.probe_set import ReadProbes, SyncProbes, UpdateProbes
+from workers.model.probes_of_run import open_probes, open_read_probes
 from workers.ranks.dispatch import Dispatch, register
 from workers.ranks.local_group import LocalWorkerGroup
 
 HOOKS = ("loaded", "begin", "before_backward", "before_step", "after_step", "divide", "take")
+SAMPLING = "workers.model.sampling_mismatch:update_probes"
 # Three micro-batches or so in each mini-batch.
 SMALL = {"ppo_max_token_len_per_gpu": 24}
 
@@ -384,3 +387,27 @@ def test_what_was_seen_of_the_policy_is_compared_with_the_engine_by_name(
     assert policy.weights_sent("no number") == {}
     assert engines.weights_taken(5, policy.weights_sent(3)) == {}
     assert caplog.text.count("probe Numbers is switched off") == 1
+
+
+@pytest.mark.usefixtures("faults_are_told")
+def test_probes_that_cannot_be_made_cost_themselves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = "features.nothing_such:update_probes"
+    monkeypatch.setattr(probes_of_run, "UPDATE_PROBES", (missing, SAMPLING))
+    config = PPOConfig()
+    assert [probe.name for probe in open_probes(config, "actor")] == ["SamplingMismatch"]
+    assert open_probes(config, "critic") == []
+    assert f"the probes of {missing} could not be made" in caplog.text
+    monkeypatch.setenv(FAULTS, "raise")
+    with pytest.raises(ValueError, match=r"there is no module 'features\.nothing_such'"):
+        open_probes(config, "actor")
+
+
+def test_without_alarms_and_records_nothing_measures_but_the_core() -> None:
+    watched = PPOConfig(trainer=TrainerConfig(alarms="warn"), agent=AgentConfig(episodes_keep=1))
+    alone = PPOConfig(trainer=TrainerConfig(alarms="off"), agent=AgentConfig(episodes_keep=0))
+    assert len(open_probes(watched, "actor")) > len(open_probes(watched, "critic")) > 3
+    assert [probe.name for probe in open_probes(alone, "actor")] == ["SamplingMismatch"]
+    assert open_probes(alone, "critic") == [] == open_read_probes(alone, "ref")
+    assert len(open_read_probes(watched, "ref")) == 1

@@ -244,17 +244,21 @@ def _stack(parts: Sequence[Mapping[str, Tensor]]) -> Tensor:
 
 def _tell_loss(probe: Probe) -> None:
     """Warns of a probe that is off from here on, on the first rank; a collective."""
-    faults = [probe.fault]
-    if world_size() > 1:
-        faults = [None] * world_size()
-        dist.all_gather_object(faults, probe.fault)
+    fault = first_fault(probe.fault) or "its ranks measured different metrics"
     # Its hooks may still be there.
     probe.fault = probe.fault or OFF
-    if rank() > 0:
-        return
-    told = [fault for fault in faults if fault is not None]
-    logger.warning(
-        "probe %s is switched off for the rest of the run, and what it measures is missing: %s",
-        probe.name,
-        told[0] if told else "its ranks measured different metrics",
-    )
+    if rank() == 0:
+        logger.warning(
+            "probe %s is switched off for the rest of the run, and what it measures is missing: %s",
+            probe.name,
+            fault,
+        )
+
+
+def first_fault(fault: str | None) -> str | None:
+    """Returns the first rank's fault that has one; a collective."""
+    if world_size() == 1:
+        return fault
+    faults: list[str | None] = [None] * world_size()
+    dist.all_gather_object(faults, fault)
+    return next((each for each in faults if each is not None), None)

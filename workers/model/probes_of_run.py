@@ -16,7 +16,8 @@ from data.loading import load_object
 from training.config import PPOConfig
 from workers.model.builder import ModelSpec
 from workers.model.probe import ReadProbe, SyncProbe, UpdateProbe, raises_faults
-from workers.ranks.process_groups import max_over_ranks
+from workers.model.probe_set import first_fault
+from workers.ranks.process_groups import rank
 
 logger = logging.getLogger(__name__)
 
@@ -65,19 +66,22 @@ def _open(sources: tuple[str, ...], *arguments: Any) -> list[Any]:
     probes = []
     for source in sources:
         opened: list[Any] = []
-        has_failed = False
+        fault = None
         try:
             opened = load_object(source, "probe")(*arguments)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
         except Exception:
             if raises_faults():
                 raise
-            has_failed = True
+            fault = traceback.format_exc().strip()
+        fault = first_fault(fault)
+        if fault is None:
+            probes += opened
+        elif rank() == 0:
             logger.warning(
                 "the probes of %s could not be made, and what they measure is missing: %s",
                 source,
-                traceback.format_exc().strip(),
+                fault,
             )
-        failed_anywhere = bool(max_over_ranks(torch.tensor(float(has_failed))))
-        if not failed_anywhere:
-            probes += opened
     return probes

@@ -2,8 +2,8 @@
 
 Invariant: the gradient of a mini-batch does not depend on how it is cut into micro-batches, or over
 ranks; every mean is a sum divided by the count of the whole mini-batch over all ranks, which is
-passed down. What measures is a probe
-(workers/model/probe.py): it is told of each mini-batch, and changes nothing.
+passed down. What measures is a probe (workers/model/probe.py): it is told of each mini-batch, and
+changes nothing.
 """
 
 import logging
