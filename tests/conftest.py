@@ -12,6 +12,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Each of the workers, and of the ranks and programs that tests start, has one core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A probe that raises fails its test, where a run would go on without it.
+os.environ.setdefault("PROBE_FAULTS", "raise")
 # Programs that tests start would compile what they import each time: half of what a start costs.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -329,7 +329,7 @@ class RayPPOTrainer:
         self.on_batch(batch)
         metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
         metrics |= self.alarms.check(batch, metrics, self.global_steps)
-        self.recorder.trained(batch, phases.take_update_records(), metrics, self.global_steps)
+        self.recorder.trained(batch, phases.take_probe_records(), metrics, self.global_steps)
         return metrics
 
     def learn(self, batch: DataProto) -> Metrics:

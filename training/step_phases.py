@@ -20,7 +20,6 @@ from custom.reward_managers.unscored import UNSCORED
 from data.outcome_rewards import move_to_sampled_tokens
 from data.protocol import DUMMY_UID, DataProto
 from data.seeds import seed_for
-from features.records.token_record import UpdateRecord
 from training.advantage import apply_kl_penalty, compute_advantage
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows, observation_mask
@@ -268,11 +267,12 @@ class StepPhases:
             return self.groups.policy.update_actor_and_values(batch)
         return self.groups.policy.update_actor(batch)
 
-    def take_update_records(self) -> list[UpdateRecord | None]:
-        """Returns what each rank's update made of its tokens, where that is recorded."""
-        if not self.config.agent.records_episodes:
-            return []
-        return self.groups.policy.take_update_record()
+    def take_probe_records(self) -> list[dict[str, Any]]:
+        """Returns the records of the last updates by probe, a mapping a rank, policy and critic."""
+        records = self.groups.policy.take_probe_records()
+        if self.groups.critic is not None:
+            records = records + self.groups.critic.take_probe_records()
+        return records
 
 
 def scores_of_last_rows(batch: DataProto, row_scores: Tensor) -> Tensor:

@@ -41,8 +41,10 @@ class CriticWorker(TrainingWorker):
         )
         model = ValueModel(module)
         sharding.shard_model(model, section.fsdp_config, settings.dtype, self.device)
-        self._make_trainable(model, module, section, total_training_steps)
-        self.critic = DataParallelPPOCritic(section, model, self.optimizer, forward=settings)
+        self._make_trainable(model, module, section, total_training_steps, role="critic")
+        self.critic = DataParallelPPOCritic(
+            section, model, self.optimizer, forward=settings, probes=self.probes
+        )
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_values(self, data: DataProto) -> DataProto:
@@ -51,7 +53,10 @@ class CriticWorker(TrainingWorker):
             return DataProto.from_dict(tensors={"values": self.critic.compute_values(data)})
 
     @register(
-        Dispatch.DP_COMPUTE_PROTO, reads=VALUE_UPDATE_FIELDS, ranks_per_chunk="ranks_per_sequence"
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=VALUE_UPDATE_FIELDS,
+        further_reads="probe_fields",
+        ranks_per_chunk="ranks_per_sequence",
     )
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """Updates the critic once and makes one step of the schedule; returns metrics."""

@@ -28,14 +28,13 @@ from training.config import (
     UpdatePlan,
 )
 from training.core_algos import GlobalBatchInfo
-from training.rollout_mismatch import measure_mismatch
-from workers.dp_critic import compare_values, value_loss, watch_values
+from workers.dp_critic import value_loss
 from workers.model.forward_settings import ForwardSettings
-from workers.model.gradient_alignment import watch_gradient
 from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields
 from workers.model.micro_batches import iter_micro_batches
 from workers.model.packing import ForwardBatch
 from workers.model.policy_model import PolicyModel
+from workers.model.probe_set import UpdateProbes
 from workers.model.update_loop import MicroLoss, UpdateLoop
 from workers.ranks.process_groups import world_size
 
@@ -59,7 +58,10 @@ class DataParallelPPOActor(UpdateLoop):
             mean over them.
         forward: compute type, device and packing.
         critic: `critic`, whose loss and its weight are those of a `PolicyValueModel`'s values.
+        probes: what measures its updates.
     """
+
+    name = "actor"
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class DataParallelPPOActor(UpdateLoop):
         *,
         forward: ForwardSettings | None = None,
         critic: CriticConfig | None = None,
+        probes: UpdateProbes | None = None,
     ) -> None:
         if not isinstance(actor_module, PolicyModel):
             actor_module = PolicyModel(actor_module)
@@ -79,7 +82,14 @@ class DataParallelPPOActor(UpdateLoop):
         self.correction = correction or RolloutCorrectionConfig()
         self.observation_loss_coef = observation_loss_coef
         self.critic_config = critic or CriticConfig()
-        super().__init__(config, actor_module, actor_optimizer, forward)
+        super().__init__(
+            config,
+            actor_module,
+            actor_optimizer,
+            forward,
+            probes,
+            trained=actor_module.trained,
+        )
 
     def forward(self, data: DataProto) -> tuple[Tensor, Tensor]:
         """Computes log-probs and entropies with a gradient: (B, response_len) each.
@@ -123,7 +133,7 @@ class DataParallelPPOActor(UpdateLoop):
         plan = plan or self.default_plan(len(data))
         if plan.updates > 1 and not self.correction.bypass_mode:
             data.require("old_log_probs", by="update_policy with several mini-batches")
-        return self.update(data, plan, "actor")
+        return self.update(data, plan)
 
     def micro_loss(
         self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo
@@ -138,11 +148,10 @@ class DataParallelPPOActor(UpdateLoop):
         mask = fields["response_mask"]  # (rows, response_len), as all that follows
         entropy_mode: EntropyMode = "grad" if config.entropy_coeff else "value"
         log_prob, entropy, *values = self.micro_forward(micro, inputs, entropy_mode)
-        updates = micro.meta_info.get("updates_to_come") or 0
+        outputs = {"log_prob": log_prob, "entropy": entropy}
 
-        has_old_log_probs = "old_log_probs" in fields
         weight_metrics = {}
-        if not has_old_log_probs:
+        if "old_log_probs" not in fields:
             # The only update (`update_policy` checks): the policy is still the one that sampled.
             fields["old_log_probs"] = log_prob.detach()
             weight_metrics = self._weigh_by_own_log_probs(fields, counts)
@@ -170,25 +179,14 @@ class DataParallelPPOActor(UpdateLoop):
             critic_loss, critic_metrics = value_loss(values[0], fields, self.critic_config, counts)
             loss = loss + self.critic_config.value_loss_coef * critic_loss
             metrics.update(critic_metrics)
-            metrics.update(compare_values(values[0], fields, counts, updates))
+            outputs["values"] = values[0]
 
         if self.observation_loss_coef:
             observation_loss = self._observation_loss(log_prob, fields, micro)
             loss = loss + self.observation_loss_coef * observation_loss * ranks
             metrics["actor/observation_loss"] = observation_loss
 
-        comparison, maxima = self._compare_with_sampling(
-            log_prob, fields, counts, updates=updates, has_old_log_probs=has_old_log_probs
-        )
-        metrics.update(comparison)
-        if updates:
-            watch_gradient(log_prob, fields["advantages"], metrics)
-            if values:
-                watch_values(values[0], micro, metrics)
-        tokens = {"log_prob": log_prob, "entropy": entropy}
-        if not has_old_log_probs and "rollout_is_weights" in fields:
-            tokens["rollout_is_weights"] = fields["rollout_is_weights"]
-        return MicroLoss(loss, metrics, maxima, tokens)
+        return MicroLoss(loss, metrics, fields, outputs)
 
     def _observation_loss(self, log_prob: Tensor, fields: LossFields, micro: DataProto) -> Tensor:
         """Computes this micro-batch's share of the mean loss of the environment's tokens."""
@@ -271,40 +269,6 @@ class DataParallelPPOActor(UpdateLoop):
         )
         share = token_share(mask, counts)
         return {f"rollout_corr/{name}": weight_metrics[name] * share for name in WEIGHT_MEANS}
-
-    def _compare_with_sampling(
-        self,
-        log_prob: Tensor,
-        fields: LossFields,
-        counts: GlobalBatchInfo,
-        *,
-        updates: int,
-        has_old_log_probs: bool,
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Measures, in a step's first update, how far log-probs are from those before it.
-
-        The policy is still the one that sampled, so that what differs is numerics: from the
-        log-probs computed before the update, or where there are none from the engine's
-        (`measure_mismatch`).
-
-        Args:
-            updates: of the step, all of which this one stands for in the means; 0 in later ones.
-        Returns: shares of means; and maxima.
-        """
-        if updates and has_old_log_probs and not self.correction.bypass_mode:
-            difference = (log_prob.detach() - fields["old_log_probs"]).abs()
-            mean = algos.agg_loss(difference, fields["response_mask"], "token-mean", **counts)
-            return {"actor/first_update_diff": mean * updates / world_size()}, {}
-        if not updates or "rollout_log_probs" not in fields:
-            return {}, {}
-        shares, maxima = measure_mismatch(
-            log_prob.detach(),
-            fields["rollout_log_probs"],
-            fields["response_mask"],
-            batch_num_tokens=counts["batch_num_tokens"],
-            turn_ids=fields.get("turn_ids"),
-        )
-        return {name: share * updates for name, share in shares.items()}, maxima
 
 
 def token_share(mask: Tensor, counts: GlobalBatchInfo) -> Tensor:

@@ -4,8 +4,6 @@ Invariant: the gradient of a mini-batch does not depend on how it is split into 
 mean is a sum divided by the count of the whole mini-batch, which is passed down.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -14,10 +12,10 @@ from training import core_algos as algos
 from training.config import CriticConfig, UpdatePlan
 from training.core_algos import GlobalBatchInfo
 from workers.model.forward_settings import ForwardSettings
-from workers.model.gradient_alignment import watch_gradient
 from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields
 from workers.model.packing import ForwardBatch
 from workers.model.policy_model import ValueModel
+from workers.model.probe_set import UpdateProbes
 from workers.model.update_loop import MicroLoss, UpdateLoop
 from workers.ranks.process_groups import world_size
 
@@ -30,7 +28,10 @@ class DataParallelPPOCritic(UpdateLoop):
         critic_module: a transformer with one output a token, or a `ValueModel` around it.
         critic_optimizer: None for a model that is only read.
         forward: compute type, device and packing.
+        probes: what measures its updates.
     """
+
+    name = "critic"
 
     def __init__(
         self,
@@ -39,11 +40,19 @@ class DataParallelPPOCritic(UpdateLoop):
         critic_optimizer: Optimizer | None = None,
         *,
         forward: ForwardSettings | None = None,
+        probes: UpdateProbes | None = None,
     ) -> None:
         if not isinstance(critic_module, ValueModel):
             critic_module = ValueModel(critic_module)
         self.critic_module = critic_module
-        super().__init__(config, critic_module, critic_optimizer, forward)
+        super().__init__(
+            config,
+            critic_module,
+            critic_optimizer,
+            forward,
+            probes,
+            trained=critic_module.transformer,
+        )
 
     def compute_values(self, data: DataProto) -> Tensor:
         """Computes values of the states before sampled tokens: (B, response_len) float32, CPU.
@@ -59,7 +68,7 @@ class DataParallelPPOCritic(UpdateLoop):
         Without a plan a mini-batch has `ppo_mini_batch_size` rows, or all.
         """
         data.require(*FORWARD_FIELDS, "values", "returns", by="update_critic")
-        return self.update(data, plan, "critic")
+        return self.update(data, plan)
 
     def micro_loss(
         self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo
@@ -68,11 +77,7 @@ class DataParallelPPOCritic(UpdateLoop):
         fields = loss_fields(micro, self.settings.device)
         [values] = self.micro_forward(micro, inputs)  # (rows, response_len)
         loss, metrics = value_loss(values, fields, self.config, counts)
-        updates = micro.meta_info.get("updates_to_come") or 0
-        metrics.update(compare_values(values, fields, counts, updates))
-        if updates:
-            watch_values(values, micro, metrics)
-        return MicroLoss(loss, metrics)
+        return MicroLoss(loss, metrics, fields, {"values": values})
 
 
 def value_loss(
@@ -103,25 +108,3 @@ def value_loss(
         "critic/vpred_mean": (vpreds.detach() * mask).sum() / tokens,
     }
     return loss, metrics
-
-
-def compare_values(
-    vpreds: Tensor, fields: LossFields, counts: GlobalBatchInfo, updates: int
-) -> dict[str, Tensor]:
-    """Measures, in a step's first update, how far values are from those before it, a mean.
-
-    Args:
-        updates: of the step, all of which this one stands for in the means; 0 in later ones.
-    """
-    if not updates:
-        return {}
-    difference = (vpreds.detach() - fields["values"]).abs() * fields["response_mask"]
-    tokens = max(counts["batch_num_tokens"] or 0, 1)
-    return {"critic/first_update_diff": difference.sum() * updates / tokens}
-
-
-def watch_values(vpreds: Tensor, micro: DataProto, metrics: dict[str, Any]) -> None:
-    """Measures, in a step's first update, whether values go towards the returns of the batch."""
-    fields = micro.batch
-    missing = (fields["returns"] - fields["values"]) * fields["response_mask"]
-    watch_gradient(vpreds, missing.to(vpreds.device), metrics, model="critic")

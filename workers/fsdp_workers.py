@@ -8,7 +8,6 @@ workers/model/loss_fields.py. Invariant: the config never changes here; how a ba
 updates follows from it (`BatchPlan`).
 """
 
-import logging
 import os
 from dataclasses import replace
 from functools import partial
@@ -16,44 +15,37 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto
-from data.turn_tokens import encode_chat
-from features.records.token_record import TokenRecorder, UpdateRecord
 from training.config import ActorRolloutRefConfig, BatchPlan, FSDPConfig, PPOConfig
 from workers.critic_worker import CriticWorker as CriticWorker
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
 from workers.model.forward_settings import ForwardSettings, forward_settings
-from workers.model.lora import adapter_export, base_name, without_adapters
+from workers.model.lora import adapter_export, without_adapters
 from workers.model.loss_fields import (
     FORWARD_FIELDS,
     POLICY_AND_VALUE_UPDATE_FIELDS,
     POLICY_UPDATE_FIELDS,
 )
-from workers.model.movement import moved_tensors, sample_numbers
 from workers.model.packing_check import check_forward
 from workers.model.policy_model import PolicyModel, PolicyValueModel
+from workers.model.probe_set import ReadProbes, SyncProbes
+from workers.model.probes_of_run import open_read_probes, open_sync_probes
 from workers.multi_turn_rollout import AgentRollout
 from workers.ranks import memory, offload, process_groups, sharding, worker_process
 from workers.ranks.dispatch import Dispatch, register
 from workers.reward_model_worker import RewardModelWorker as RewardModelWorker
-from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode_descriptions import by_group
 from workers.rollout.turn_loop import TurnLoop
 from workers.rollout_building import build_rollout as build_rollout
 from workers.training_worker import Metrics, TrainingWorker
 from workers.weight_sync import channel
-from workers.weight_sync.canary import Canary
 from workers.weight_sync.manifest import Manifest, iter_weights, weight_manifest
 
-logger = logging.getLogger(__name__)
-
 Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
-# A canary is a prompt and an answer, and an engine samples a token behind them.
-SHORTEST_CANARY_ROW = 3
 
 
 class ActorRolloutRefWorker(TrainingWorker):
@@ -65,6 +57,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         self.role = role
         self.agents: AgentRollout | None = None
         self.channel: channel.WeightChannel | None = None
+        self.sync_probes = SyncProbes()
 
     # --- Building ---
 
@@ -82,9 +75,11 @@ class ActorRolloutRefWorker(TrainingWorker):
         if "ref" in self.role:
             self._init_reference()
         # Last, as the engine sizes its cache by what is left free.
+        engine = None
         if "rollout" in self.role:
             self._init_rollout()
-        self.canary = self._build_canary() if self.config.trainer.alarms != "off" else None
+            engine = self.rollout
+        self.sync_probes = SyncProbes(open_sync_probes(self.config, self.spec, engine))
         if self.role.startswith("actor_rollout"):
             self.rollout.sleep()
             self.sync_weights()
@@ -92,8 +87,7 @@ class ActorRolloutRefWorker(TrainingWorker):
     def _init_actor(self, total_training_steps: int) -> None:
         section = self.policy.actor
         model, settings = self.load_policy(section.fsdp_config, self.spec, trainable=True)
-        trained = model.lm if model.value_head is None else model
-        self._make_trainable(model, trained, section, total_training_steps)
+        self._make_trainable(model, model.trained, section, total_training_steps, role="actor")
         self.tokenizer = self.spec.tokenizer
         self.actor = DataParallelPPOActor(
             section,
@@ -103,10 +97,8 @@ class ActorRolloutRefWorker(TrainingWorker):
             observation_loss_coef=self.config.agent.observation_loss_coef,
             forward=settings,
             critic=self.config.critic,
+            probes=self.probes,
         )
-        if self.config.agent.records_episodes:
-            self.actor.recorder = TokenRecorder(settings.sequence_ranks)
-            self.actor.records_gradients = self.config.agent.record_gradients
 
     def _init_reference(self) -> None:
         spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)
@@ -122,7 +114,8 @@ class ActorRolloutRefWorker(TrainingWorker):
             self.ref_fsdp = self.policy.ref.fsdp_config
             model, settings = self.load_policy(self.ref_fsdp, spec, trainable=False)
         self.ref = DataParallelPPOActor(self.policy.actor, model, forward=settings)
-        self.ref_numbers = sample_numbers(reference_tensors(model))
+        self.ref_probes = ReadProbes(open_read_probes(self.config, "ref"))
+        self.ref_probes.read(self.ref.module)
         offload.offload(model, None, self.ref_fsdp)
 
     def _init_rollout(self) -> None:
@@ -155,7 +148,7 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def sync_weights(self, version: int = 0) -> dict[str, float]:
-        """Sends the policy's weights to the engine, which wakes up; returns what the canaries tell.
+        """Sends the policy's weights to the engine, which wakes up; returns probes' metrics.
 
         Its cache comes last: the policy that is offloaded need not share the device with it.
         """
@@ -169,10 +162,10 @@ class ActorRolloutRefWorker(TrainingWorker):
             else:
                 dtype = torch_dtype(self.policy.rollout.dtype)
                 self.rollout.update_weights(iter_weights(lm, dtype), weight_manifest(lm))
-            actor_scores = self._score_canaries()
+            seen = self.sync_probes.weights_sent(self.actor)
         self.rollout.wake_up("kv_cache")
         self.rollout.set_version(version)
-        return self.compare_canary(actor_scores)
+        return self.probe_weights(seen)
 
     @register(Dispatch.RANK_ZERO)
     def open_weight_channel(self) -> tuple[str, int]:
@@ -197,14 +190,14 @@ class ActorRolloutRefWorker(TrainingWorker):
         return weight_manifest(self.actor.actor_module.lm)
 
     @register(Dispatch.ONE_TO_ALL)
-    def send_weights(self) -> Tensor | None:
-        """Sends the policy's weights over the channel; returns what it makes of the canaries."""
+    def send_weights(self) -> dict[str, Tensor]:
+        """Sends the policy's weights over the channel; returns what probes saw of it, by probe."""
         dtype = torch_dtype(self.policy.rollout.dtype)
         with self._on_device():
             for _, tensor in iter_weights(self.actor.actor_module.lm, dtype):
                 if self.channel is not None:
                     self.channel.broadcast(tensor.contiguous())
-            return self._score_canaries()
+            return self.sync_probes.weights_sent(self.actor)
 
     @register(Dispatch.ONE_TO_ALL)
     def receive_weights(self, manifest: Manifest, version: int) -> None:
@@ -220,32 +213,9 @@ class ActorRolloutRefWorker(TrainingWorker):
         self.rollout.set_version(version)
 
     @register(Dispatch.ONE_TO_ALL)
-    def compare_canary(self, actor: Tensor | None) -> Metrics:
-        """Compares what the policy and the engine make of the canaries; see `Canary.compare`."""
-        if self.canary is None or actor is None:
-            return {}
-        return self.canary.compare(self.rollout, actor)
-
-    def _score_canaries(self) -> Tensor | None:
-        """Computes the policy's log-probs of the canaries."""
-        if self.canary is None:
-            return None
-        limits = self.policy.log_prob_micro_batching
-        log_probs, _ = self.actor.compute_log_prob(self.canary.batch(), limits=limits)
-        return log_probs
-
-    def _build_canary(self) -> Canary | None:
-        """Builds the canaries; none, with a warning, where the engine cannot score them."""
-        scores_nothing = "rollout" in self.role and type(self.rollout).score is BaseRollout.score
-        if scores_nothing or self.config.max_model_len < SHORTEST_CANARY_ROW:
-            logger.warning(
-                "rollout.name=%s scores nothing: no alarm watches the weight sync",
-                self.policy.rollout.name,
-            )
-            return None
-        template_kwargs = self.config.data.apply_chat_template_kwargs
-        render = partial(encode_chat, self.spec.tokenizer, **template_kwargs)
-        return Canary(self.config.max_model_len, len(self.spec.tokenizer), render)
+    def probe_weights(self, seen: dict[str, Tensor]) -> Metrics:
+        """Compares what probes see of the engine with what they saw of the policy, by probe."""
+        return self.sync_probes.weights_taken(self.rollout, seen)
 
     # --- Rollout ---
 
@@ -345,7 +315,7 @@ class ActorRolloutRefWorker(TrainingWorker):
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Computes `ref_log_prob`, (B, response_len).
 
-        meta_info `ref_tensors_moved` counts tensors of the reference that are not as they were.
+        meta_info has what probes measured of the reference, by metric.
         """
         module = self.ref.actor_module
         with (
@@ -355,10 +325,8 @@ class ActorRolloutRefWorker(TrainingWorker):
             log_probs, _ = self.ref.compute_log_prob(
                 self._with_temperature(data), limits=self.policy.ref_micro_batching
             )
-            moved = moved_tensors(reference_tensors(self.ref.module), self.ref_numbers)
-        return DataProto.from_dict(
-            tensors={"ref_log_prob": log_probs}, meta_info={"ref_tensors_moved": len(moved)}
-        )
+            measured = self.ref_probes.read(self.ref.module)
+        return DataProto.from_dict(tensors={"ref_log_prob": log_probs}, meta_info=dict(measured))
 
     def _with_temperature(self, data: DataProto) -> DataProto:
         """Adds the temperature of sampling.
@@ -371,7 +339,10 @@ class ActorRolloutRefWorker(TrainingWorker):
     # --- Updates ---
 
     @register(
-        Dispatch.DP_COMPUTE_PROTO, reads=POLICY_UPDATE_FIELDS, ranks_per_chunk="ranks_per_sequence"
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=POLICY_UPDATE_FIELDS,
+        further_reads="probe_fields",
+        ranks_per_chunk="ranks_per_sequence",
     )
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """Calls `update_policy` once and makes one step of the schedule; returns metrics."""
@@ -381,6 +352,7 @@ class ActorRolloutRefWorker(TrainingWorker):
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=POLICY_AND_VALUE_UPDATE_FIELDS,
+        further_reads="probe_fields",
         ranks_per_chunk="ranks_per_sequence",
     )
     def update_actor_and_values(self, data: DataProto) -> dict[str, float]:
@@ -388,7 +360,10 @@ class ActorRolloutRefWorker(TrainingWorker):
         return self.update_actor(data)
 
     @register(
-        Dispatch.DP_COMPUTE_PROTO, reads=POLICY_UPDATE_FIELDS, ranks_per_chunk="ranks_per_sequence"
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=POLICY_UPDATE_FIELDS,
+        further_reads="probe_fields",
+        ranks_per_chunk="ranks_per_sequence",
     )
     def add_groups(self, data: DataProto) -> None:
         """Adds the gradient of groups of a step whose others may still play.
@@ -402,17 +377,4 @@ class ActorRolloutRefWorker(TrainingWorker):
     @register(Dispatch.ONE_TO_ALL)
     def finish_update(self) -> Metrics:
         """Makes the step that `add_groups` prepared, and one of the schedule; returns metrics."""
-        return self._update("actor", partial(self.actor.finish_update, "actor"))
-
-    @register(Dispatch.ALL_TO_ALL)
-    def take_update_record(self) -> UpdateRecord | None:
-        """Returns what the last update made of this rank's tokens, once; None: nothing is there."""
-        if self.actor.recorder is None:
-            return None
-        return self.actor.recorder.take()
-
-
-def reference_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters that the reference reads: with LoRA all but the adapters."""
-    parameters = dict(module.named_parameters())
-    return {name: tensor for name, tensor in parameters.items() if base_name(name) is not None}
+        return self._update("actor", self.actor.finish_update)

@@ -7,6 +7,7 @@ has its copy.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,8 +19,9 @@ from training.config.checks import load_custom_algorithm
 from workers.model import state as model_state
 from workers.model.builder import find_device
 from workers.model.checkpoint_writer import CheckpointWriter
-from workers.model.movement import trained_tensors, watched_update
 from workers.model.optimizer import build_optimizer, build_scheduler
+from workers.model.probe_set import UpdateProbes
+from workers.model.probes_of_run import open_probes
 from workers.ranks import memory, offload, worker_process
 from workers.ranks.dispatch import Dispatch, register
 
@@ -34,6 +36,7 @@ class TrainingWorker:
         section: the module's settings, `actor_rollout_ref.actor` or `critic`.
         model: what is sharded and run.
         module: the part of it that trains, and that is saved.
+        probes: what measures updates.
         tokenizer: what a Hugging Face folder is written with, where a checkpoint is to have one.
     """
 
@@ -44,6 +47,7 @@ class TrainingWorker:
     def __init__(self, config: PPOConfig) -> None:
         self.config = config
         self.device = find_device(config.trainer.device)
+        self.probes = UpdateProbes()
         # A rank's process has registered none of the driver's.
         if config.custom_algorithm:
             load_custom_algorithm(config.custom_algorithm)
@@ -54,17 +58,18 @@ class TrainingWorker:
         module: nn.Module,
         section: ActorConfig | CriticConfig,
         total_steps: int,
+        role: str,
     ) -> None:
-        """Makes optimiser and schedule, over so many steps, of `module`, a part of `model`."""
+        """Makes optimiser and schedule, over so many steps, of `module`, a part of `model`.
+
+        And the probes of its updates: those of the role, "actor" or "critic".
+        """
         self.model = model
         self.module = module
         self.section = section
         self.optimizer = build_optimizer(module, section.optim)
         self.scheduler = build_scheduler(self.optimizer, section.optim, total_steps)
-        # The weights that an update should move, unless no alarm watches.
-        self.trained: list[str] = []
-        if self.config.trainer.alarms != "off":
-            self.trained = trained_tensors(module)
+        self.probes = UpdateProbes(open_probes(self.config, role))
         self.state = (module, self.optimizer, self.scheduler)
         self.writer = CheckpointWriter()
         offload.offload(model, self.optimizer, section.fsdp_config)
@@ -94,10 +99,20 @@ class TrainingWorker:
         """Returns the size of a sequence-parallel group."""
         return self.config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
 
+    @register(Dispatch.RANK_ZERO)
+    def probe_fields(self) -> tuple[str, ...]:
+        """Lists the fields that the probes of updates need, beside those that losses read."""
+        return self.probes.fields()
+
+    @register(Dispatch.ALL_TO_ALL)
+    def take_probe_records(self) -> dict[str, Any]:
+        """Returns this rank's records of the last update, by probe, once."""
+        return self.probes.take_records()
+
     def _update(self, prefix: str, update: Callable[[], Metrics]) -> Metrics:
         """Runs an update once a checkpoint has its copy, and steps the schedule.
 
-        Returns: the update's metrics, PREFIX/lr, and what `watched_update` tells.
+        Returns: the update's metrics, and PREFIX/lr.
         """
         self.writer.wait_until_copied()
         deterministic = worker_process.strictly_deterministic(self.config.trainer.deterministic)
@@ -105,11 +120,8 @@ class TrainingWorker:
             memory.expandable_segments(self.device),
             deterministic,
             self._on_device(self.optimizer),
-            watched_update(self.module, self.trained, self.optimizer, prefix) as still_tensors,
         ):
             metrics = update()
-            if self.trained:
-                metrics |= still_tensors()
         metrics[f"{prefix}/lr"] = float(self.optimizer.param_groups[0]["lr"])
         self.scheduler.step()
         return metrics

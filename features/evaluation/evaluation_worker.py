@@ -20,7 +20,6 @@ class EvaluationWorker(ActorRolloutRefWorker):
         worker_process.start_worker(self.device, deterministic=self.config.trainer.deterministic)
         self.spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
         self._init_rollout()
-        self.canary = None
 
     @register(Dispatch.ONE_TO_ALL)
     def load_weights(self, weights: EvaluatedWeights) -> None:

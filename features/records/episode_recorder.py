@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from features.records.episode_entries import (
 )
 from features.records.record_shelf import GIB, TOKENIZER, RecordShelf, Unit
 from features.records.step_arrays import Columns, TrainedStep, step_arrays
-from features.records.token_record import UpdateRecord
+from features.records.token_record import token_records
 from training.batch.dynamic_sampling import DROPPED
 from training.config import PPOConfig
 from training.run.episode_files import arrays_file, episode_lines, episodes_file
@@ -155,7 +155,7 @@ class EpisodeRecorder:
     def trained(
         self,
         batch: DataProto,
-        records: Sequence[UpdateRecord | None],
+        records: Sequence[Mapping[str, Any]],
         metrics: dict[str, float],
         step: int,
     ) -> None:
@@ -166,7 +166,7 @@ class EpisodeRecorder:
         trained = TrainedStep(
             step=step,
             batch=batch.select(),
-            records=records,
+            records=token_records(records),
             updates_policy=step > self.config.trainer.critic_warmup,
             stale=self._stale,
             dropped=self._dropped,

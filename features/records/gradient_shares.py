@@ -5,8 +5,6 @@ an update sum to 1: negative where the other rows pull the other way. Invariant:
 the update makes is read and never changed.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -14,10 +12,8 @@ from data.protocol import DataProto
 from training.config import MicroBatching
 from workers.model.forward_settings import ForwardSettings
 from workers.model.micro_batches import iter_micro_batches
-from workers.model.packing import ForwardBatch
+from workers.model.probe import LossOf
 
-# Loss of a micro-batch, its part of the mini-batch's.
-LossOf = Callable[[DataProto, ForwardBatch], Tensor]
 ONE_ROW = MicroBatching(micro_batch_size=1)
 
 

@@ -6,13 +6,27 @@ mini-batches, micro-batches and ranks cut and order them anew. Invariant: what i
 and never changed, and rows that only pad (dummies, a rank's repeated row) are left out.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data.protocol import DataProto
+from features.records.gradient_shares import gradient_shares
+from workers.model.loss_fields import LossFields
+from workers.model.probe import (
+    GroupCounts,
+    LossOf,
+    Measured,
+    MicroBatch,
+    MiniBatch,
+    StepOutcome,
+    TrainedModel,
+    UpdateProbe,
+)
 from workers.model.sequences import to_device
 from workers.ranks.process_groups import rank, world_size
 
@@ -53,58 +67,70 @@ class _Pass:
     values: dict[str, Tensor]
 
 
-class TokenRecorder:
-    """Collects what an update makes of its tokens, on one rank.
+class TokenRecorder(UpdateProbe):
+    """Collects what an update makes of its tokens, on one rank; its record is an `UpdateRecord`.
+
+    Of ranks that share each sequence the first one records.
 
     Args:
-        sequence_ranks: ranks that share each sequence, of which the first one records.
+        records_gradients: whether each row's share of the gradient is recorded too, which takes a
+            forward and a backward pass a row.
     """
 
-    def __init__(self, sequence_ranks: int = 1) -> None:
-        self.sequence_ranks = sequence_ranks
+    name = "tokens"
+    fields = (ROW_NUMBER,)
+
+    def __init__(self, *, records_gradients: bool = False) -> None:
+        self.records_gradients = records_gradients
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forgets what was recorded."""
         self._mini_batch = 0
         self._keeps_values = True
+        self._records = True
         self._passes: list[_Pass] = []
         # The rows of each mini-batch, of every epoch.
         self._seen: dict[int, list[np.ndarray]] = {}
         self._skipped: list[int] = []
-        self.gradient_shares: dict[int, float] = {}
+        self._gradient_shares: dict[int, float] = {}
 
-    def clear(self) -> None:
-        """Forgets what was recorded."""
-        self._passes = []
-        self._seen = {}
-        self._skipped = []
-        self.gradient_shares = {}
-
-    def begin(self, mini_batch: int, *, keeps_values: bool) -> None:
+    def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
         """Begins a mini-batch, maybe once more; only the last epoch's values are kept."""
-        self._mini_batch = mini_batch
-        self._keeps_values = keeps_values
-        self._passes = [each for each in self._passes if each.mini_batch != mini_batch]
-        self._seen[mini_batch] = []
+        if mini.number == 0:
+            self._clear()
+        self._mini_batch = mini.number
+        self._keeps_values = mini.in_last_epoch
+        self._records = rank() % model.settings.sequence_ranks == 0
+        self._passes = [each for each in self._passes if each.mini_batch != mini.number]
+        self._seen[mini.number] = []
 
-    def see(self, micro: DataProto, rows: Tensor, tokens: dict[str, Tensor]) -> None:
-        """Records a micro-batch, whose backward pass is to come.
-
-        Args:
-            micro: its rows.
-            rows: their places in the mini-batch; empty where the micro-batch only pads.
-            tokens: values by name, (rows, response_len) each; `log_prob` with a gradient.
-        """
-        shares_with_another = rank() % self.sequence_ranks != 0
-        numbers = micro.batch.get(ROW_NUMBER, None)
-        if shares_with_another or len(rows) == 0 or numbers is None:
+    def before_backward(
+        self, micro: MicroBatch, fields: LossFields, outputs: Mapping[str, Tensor], loss: Tensor
+    ) -> None:
+        """Records a micro-batch's tokens, and the derivative of its loss once that is there."""
+        numbers = micro.rows.batch.get(ROW_NUMBER, None)
+        if not self._records or len(micro.places) == 0 or numbers is None:
             return
         row_numbers = numbers.numpy()
-        self._seen.setdefault(self._mini_batch, []).append(row_numbers)
+        self._seen[self._mini_batch].append(row_numbers)
         if not self._keeps_values:
             return
+        tokens = {"log_prob": outputs["log_prob"], "entropy": outputs["entropy"]}
+        if "old_log_probs" not in micro.rows.batch and "rollout_is_weights" in fields:
+            # The update made them itself.
+            tokens["rollout_is_weights"] = fields["rollout_is_weights"]
+        self._add_pass(micro.rows, row_numbers, tokens)
+
+    def _add_pass(
+        self, rows: DataProto, row_numbers: np.ndarray, tokens: Mapping[str, Tensor]
+    ) -> None:
+        """Keeps values of tokens by name, (rows, response_len) each, `log_prob` with a gradient."""
         # Not a dummy's.
         is_real = row_numbers >= 0
         log_prob = tokens["log_prob"]
         width = log_prob.shape[1]
-        attended = micro.batch["attention_mask"].numpy()[:, -width:] != 0  # (rows, R)
+        attended = rows.batch["attention_mask"].numpy()[:, -width:] != 0  # (rows, R)
         attended &= is_real[:, None]
         # Among all (rows x R) tokens.
         places = to_device(torch.from_numpy(np.flatnonzero(attended)), log_prob.device)
@@ -119,38 +145,47 @@ class TokenRecorder:
             values["policy_weight"] = gradient.detach().take(places) / -world_size()
 
         if log_prob.requires_grad:
-            log_prob.register_hook(keep_weight)
+            log_prob.register_hook(self.guarded(keep_weight))
 
-    def add_gradient_shares(self, mini: DataProto, shares: Tensor) -> None:
-        """Adds the shares (rows,) that a mini-batch's rows have of its gradient."""
-        numbers = mini.batch[ROW_NUMBER].tolist()
+    def divide(self, by: GroupCounts) -> None:
+        """Divides the weights, as the gradient was."""
+        for each in self._passes:
+            if "policy_weight" in each.values:
+                each.values["policy_weight"] = each.values["policy_weight"] / by.loss
+
+    def before_step(self, model: TrainedModel, mini: MiniBatch, loss_of: LossOf) -> None:
+        """Adds the share that each row of the mini-batch has of its gradient."""
+        if not self.records_gradients or mini.rows is None or ROW_NUMBER not in mini.rows.batch:
+            return
+        shares = gradient_shares(model.module, mini.rows, model.settings, loss_of)
+        numbers = mini.rows.batch[ROW_NUMBER].tolist()
         for number, share in zip(numbers, shares.tolist(), strict=True):
             # Not a dummy's.
             if number >= 0:
-                self.gradient_shares[number] = self.gradient_shares.get(number, 0.0) + share
+                self._gradient_shares[number] = self._gradient_shares.get(number, 0.0) + share
 
-    def skip(self) -> None:
-        """Notes that the mini-batch's update was skipped."""
-        self._skipped.append(self._mini_batch)
+    def after_step(self, model: TrainedModel, outcome: StepOutcome) -> None:
+        """Notes where the mini-batch's update was skipped."""
+        if outcome == "not_finite":
+            self._skipped.append(self._mini_batch)
 
-    def divide(self, divisor: float) -> None:
-        """Divides the weights, where the gradient was a sum that is divided at the end."""
-        for each in self._passes:
-            if "policy_weight" in each.values:
-                each.values["policy_weight"] = each.values["policy_weight"] / divisor
+    def take(self) -> Measured:
+        """Returns what was recorded, on the CPU, and forgets it."""
+        record = self._record()
+        self._clear()
+        return Measured(record=record)
 
-    def take(self) -> UpdateRecord | None:
-        """Returns what was recorded, on the CPU, and forgets it; None where there is nothing."""
+    def _record(self) -> UpdateRecord | None:
+        """Joins the passes; None where there is nothing."""
         passes = self._passes
         if not passes:
-            self.clear()
             return None
         names = [name for name in passes[0].values if all(name in p.values for p in passes)]
         seen = [rows for of_mini_batch in self._seen.values() for rows in of_mini_batch]
         numbers, counts = np.unique(np.concatenate(seen), return_counts=True)
         # Not of dummies.
         numbers, counts = numbers[numbers >= 0], counts[numbers >= 0]
-        record = UpdateRecord(
+        return UpdateRecord(
             row_numbers=np.concatenate([each.row_numbers for each in passes]),
             passes=np.concatenate(
                 [np.full(len(each.row_numbers), each.mini_batch) for each in passes]
@@ -162,7 +197,10 @@ class TokenRecorder:
             },
             times_trained=dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
             skipped=tuple(self._skipped),
-            gradient_shares=dict(self.gradient_shares),
+            gradient_shares=dict(self._gradient_shares),
         )
-        self.clear()
-        return record
+
+
+def token_records(records: Sequence[Mapping[str, Any]]) -> list[UpdateRecord | None]:
+    """Picks each rank's record of tokens out of the records of all probes; None: it has none."""
+    return [of_rank.get(TokenRecorder.name) for of_rank in records]

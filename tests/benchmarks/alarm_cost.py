@@ -17,24 +17,28 @@ from typing import Any
 from unittest.mock import patch
 
 from features.alarms import Alarms
+from features.alarms.probes import gradients
+from features.alarms.probes.gradients import GradientAlignment, KeptGradients, LostGradients
+from features.alarms.probes.losses import FirstUpdateDifference, LossCounts
+from features.alarms.probes.movement import StillTensors
+from features.alarms.probes.reference import ReferenceMovement
 from training.building import build_trainer
 from training.config.loader import load_config
-from workers import dp_actor, dp_critic, fsdp_workers
-from workers.model import gradient_alignment, gradient_sum, movement, update_loop
 
 PARTS = (
     (Alarms, "check"),
     (Alarms, "see_scores"),
-    (movement, "sample_numbers"),
-    (movement, "still_tensors"),
-    (fsdp_workers, "moved_tensors"),
-    (update_loop, "count_gradients"),
-    (update_loop, "learnt_from"),
-    (dp_actor, "watch_gradient"),
-    (dp_critic, "watch_gradient"),
-    (gradient_alignment, "alignment_sums"),
-    (gradient_sum, "_gradient"),
-    (dp_critic, "compare_values"),
+    (LossCounts, "before_backward"),
+    (FirstUpdateDifference, "before_backward"),
+    (GradientAlignment, "before_backward"),
+    (gradients, "alignment_sums"),
+    (KeptGradients, "begin"),
+    (LostGradients, "begin"),
+    (LostGradients, "_add"),
+    (LostGradients, "before_step"),
+    (StillTensors, "begin"),
+    (StillTensors, "take"),
+    (ReferenceMovement, "read"),
 )
 
 
@@ -69,7 +73,7 @@ def main(argv: list[str]) -> None:
     alarms = Clock()
     steps = Clock()
     patches = [
-        patch.object(holder, name, alarms.timed(name, getattr(holder, name)))
+        patch.object(holder, name, alarms.timed(f"{holder.__name__}.{name}", getattr(holder, name)))
         for holder, name in PARTS
     ]
     trainer.train_step = steps.timed("train_step", trainer.train_step)
@@ -83,7 +87,7 @@ def main(argv: list[str]) -> None:
         trainer.shutdown()
     whole = steps.seconds["train_step"]
     for name, seconds in sorted(alarms.seconds.items(), key=lambda item: -item[1]):
-        print(f"{name:20} {seconds:8.3f} s  {seconds / whole:7.3%}")
+        print(f"{name:40} {seconds:8.3f} s  {seconds / whole:7.3%}")
     share = sum(alarms.seconds.values()) / whole
     print(f"alarms {sum(alarms.seconds.values()):.3f} of {whole:.3f} CPU seconds: {share:.2%}")
 

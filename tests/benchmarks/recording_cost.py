@@ -34,7 +34,7 @@ PARTS = (
     (multi_turn_rollout, "episode_record"),
     (multi_turn_rollout, "encode_record"),
     (multi_turn_rollout, "origin_matrix"),
-    (TokenRecorder, "see"),
+    (TokenRecorder, "before_backward"),
     (TokenRecorder, "take"),
     (EpisodeRecorder, "begin_update"),
     (EpisodeRecorder, "played"),

@@ -148,7 +148,7 @@ def test_groups_that_come_one_by_one_give_the_gradient_and_metrics_of_all(
             actor.add_groups(
                 data.select_idxs(torch.tensor([i for i, own in enumerate("aaaabbc") if own == uid]))
             )
-        metrics = actor.finish_update("actor")
+        metrics = actor.finish_update()
         change = [p - q for p, q in zip(module.parameters(), lm.parameters(), strict=True)]
         assert close(torch.cat([c.detach().flatten() for c in change]), expected)
         assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)

@@ -20,14 +20,14 @@ LITERAL = re.compile(rf'f?"((?:{FAMILIES}|response|\{{prefix\}}|\{{model\}})/[^"
 # those), folders, parts that are joined before anyone sees them, what only an alarm reads.
 NO_METRICS = re.compile(
     r"[a-z_]+/x(/max|/mean)?$|perf/driver_memory_gib|critic/(advantages|returns|rewards|score|values)$|.*/$|.*\.(py|yaml|csv)$"
-    r"|training/run/alarms|training/rollout_ratio_(bin|square)|actor/gradient_alignment/"
+    r"|training/run/alarms|training/rollout_ratio_(bin|square)"
 )
 
 
 def metrics_in_the_code() -> set[str]:
     """Lists the metrics that the code names, with `x` for what it puts into a name."""
     found = set()
-    for folder in ("training", "workers"):
+    for folder in ("training", "workers", "features"):
         for file in (PROJECT / folder).rglob("*.py"):
             if file.name == "rank_layout.py":
                 continue  # verl's log_seqlen_unbalance, which no run of this project logs

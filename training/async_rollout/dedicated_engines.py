@@ -91,14 +91,14 @@ class DedicatedEngines:
                 self._ended[number][rank] = piece
 
     def sync_weights(self, version: int) -> Metrics:
-        """Sends the policy's weights to the engines; returns the canaries' metrics."""
+        """Sends the policy's weights to the engines; returns probes' metrics."""
         with self._gate, self._lock:
             received = self._channel_thread.submit(
                 self.engines.receive_weights, self.manifest, version
             )
-            policy_scores = self.policy.send_weights()
+            seen = self.policy.send_weights()
             received.result()
-            return self.engines.compare_canary(policy_scores)
+            return self.engines.probe_weights(seen)
 
     def sleep_rollout(self) -> None:
         """Returns at once: nobody else needs the engines' memory."""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto
-from features.records.token_record import UpdateRecord
 from training.config import BatchPlan
 
 Metrics = dict[str, float]
@@ -39,7 +38,7 @@ class RolloutGroup(Protocol):
         ...
 
     def sync_weights(self, version: int) -> Metrics:
-        """Brings the policy's weights to the engines; returns the canaries' metrics."""
+        """Brings the policy's weights to the engines; returns probes' metrics."""
         ...
 
     def sleep_rollout(self) -> None:
@@ -83,6 +82,10 @@ class TrainedGroup(Protocol):
         """Reads that folder."""
         ...
 
+    def take_probe_records(self) -> list[dict[str, Any]]:
+        """Returns each rank's records of the last update, by probe."""
+        ...
+
 
 class ReferenceGroup(Protocol):
     """The frozen policy that KL terms compare with."""
@@ -115,10 +118,6 @@ class PolicyGroup(TrainedGroup, ReferenceGroup, PlayingGroup, Protocol):
         """Makes the update of the gradients that were added."""
         ...
 
-    def take_update_record(self) -> list[UpdateRecord | None]:
-        """Returns what each rank's update made of its tokens."""
-        ...
-
     def open_weight_channel(self) -> tuple[str, int]:
         """Opens the store at which the weight channel's ranks meet."""
         ...
@@ -127,8 +126,8 @@ class PolicyGroup(TrainedGroup, ReferenceGroup, PlayingGroup, Protocol):
         """Joins the weight channel; returns the manifest of what the policy sends."""
         ...
 
-    def send_weights(self) -> Tensor | None:
-        """Sends the weights over the channel; returns the policy's scores of the canaries."""
+    def send_weights(self) -> dict[str, Tensor]:
+        """Sends the weights over the channel; returns what probes saw of the policy, by probe."""
         ...
 
 
@@ -151,8 +150,8 @@ class EngineGroup(PlayingGroup, Protocol):
         """Takes the policy's weights from the channel."""
         ...
 
-    def compare_canary(self, actor: Tensor | None) -> Metrics:
-        """Compares the policy's scores of the canaries with the engines'."""
+    def probe_weights(self, seen: dict[str, Tensor]) -> Metrics:
+        """Compares what probes see of the engines with what they saw of the policy."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 What a rank is sent (`@register(reads=...)` in workers/fsdp_workers.py), what is cut into
 micro-batches, and what a loss finds in its `fields` all follow from it. A batch need not have every
-field: a loss looks with `fields.get`, or demands it with `data.require`.
+field: a loss looks with `fields.get`, or demands it with `data.require`. What probes need beside
+them they name themselves (`UpdateProbe.fields`).
 
 Example: weights of tokens that the trainer computes and the policy's loss multiplies with. Three
 places change:
@@ -42,10 +43,7 @@ POLICY_LOSS_FIELDS: tuple[str, ...] = (
 # What the values' loss reads (workers/dp_critic.py).
 VALUE_LOSS_FIELDS: tuple[str, ...] = ("values", "returns", "episode_share")
 
-# By which a policy's update records what it makes of a row (features/records/token_record.py).
-RECORD_FIELDS: tuple[str, ...] = ("row_number",)
-
-POLICY_UPDATE_FIELDS = FORWARD_FIELDS + POLICY_LOSS_FIELDS + RECORD_FIELDS
+POLICY_UPDATE_FIELDS = FORWARD_FIELDS + POLICY_LOSS_FIELDS
 VALUE_UPDATE_FIELDS = FORWARD_FIELDS + VALUE_LOSS_FIELDS
 # Of a policy that has the values (critic.share_backbone).
 POLICY_AND_VALUE_UPDATE_FIELDS = tuple(dict.fromkeys(POLICY_UPDATE_FIELDS + VALUE_LOSS_FIELDS))

@@ -82,6 +82,13 @@ class PolicyModel(nn.Module):
             self.lm = lm
             self.value_head = None
 
+    @property
+    def trained(self) -> nn.Module:
+        """Returns the part that trains, and that checkpoints name: the language model, or all."""
+        if self.value_head is None:
+            return self.lm
+        return self
+
     def forward(self, batch: ForwardBatch, entropy: EntropyMode = "none") -> list[Tensor]:
         """Computes log-probs and what else is asked for of the sampled tokens.
 

@@ -2,13 +2,13 @@
 
 Invariant: the gradient of a mini-batch does not depend on how it is cut into micro-batches, or over
 ranks; every mean is a sum divided by the count of the whole mini-batch over all ranks, which is
-passed down.
+passed down. What measures is a probe (workers/model/probe.py): it is told of each mini-batch, and
+changes nothing.
 """
 
 import logging
 from abc import ABC, abstractmethod
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,17 +17,15 @@ from torch.optim import Optimizer
 
 from data.protocol import DataProto
 from data.seeds import seed_for
-from features.records.gradient_shares import gradient_shares
-from features.records.token_record import ROW_NUMBER, TokenRecorder
 from training.config import MicroBatching, UpdatePlan
 from training.core_algos import GlobalBatchInfo, seeded_draws
 from workers.model.forward_settings import ForwardSettings
-from workers.model.gradient_alignment import read_alignment
-from workers.model.gradient_sum import watched_sum
-from workers.model.loss_fields import FORWARD_FIELDS
+from workers.model.loss_fields import FORWARD_FIELDS, LossFields
 from workers.model.micro_batches import iter_micro_batches, read_rows, scatter_tokens
 from workers.model.mini_batches import global_counts, rows_of_updates
 from workers.model.packing import ForwardBatch
+from workers.model.probe import GroupCounts, MicroBatch, MiniBatch, StepOutcome, TrainedModel
+from workers.model.probe_set import UpdateProbes
 from workers.model.update_metrics import MetricSums
 from workers.ranks.process_groups import rank, sum_over_ranks, world_size
 from workers.ranks.sharding import full_tensor
@@ -43,15 +41,14 @@ class MicroLoss:
         loss: its sum divided by the counts of the whole mini-batch, times the number of ranks,
             because ranks average their gradients.
         metrics: divided by the same counts, and summed over micro-batches and ranks.
-        maxima: metrics of which the largest counts.
-        tokens: what is recorded of each token, (rows, response_len) by name, `log_prob` with its
-            gradient among them; empty where nothing is.
+        fields: what it read of the batch, for those who measure.
+        outputs: what the model gave, by name: (rows, response_len) each, with their gradient.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
-    maxima: dict[str, Tensor] = field(default_factory=dict)
-    tokens: dict[str, Tensor] = field(default_factory=dict)
+    fields: LossFields = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
 
 
 class UpdateLoop(ABC):
@@ -62,7 +59,14 @@ class UpdateLoop(ABC):
         module: whose forward takes a `ForwardBatch` and returns lists of (sampled tokens,).
         optimizer: None for a model that is only read.
         settings: how the module is run.
+        probes: what measures updates.
+        trained: the part of the module that trains and is saved; None: all of it.
+
+    Attributes:
+        name: of the model, which its metrics begin with.
     """
+
+    name: str
 
     def __init__(
         self,
@@ -70,19 +74,28 @@ class UpdateLoop(ABC):
         module: nn.Module,
         optimizer: Optimizer | None,
         settings: ForwardSettings | None,
+        probes: UpdateProbes | None = None,
+        trained: nn.Module | None = None,
     ) -> None:
         self.config = config
         self.module = module
         self.optimizer = optimizer
         self.settings = settings or ForwardSettings()
+        self.probes = probes or UpdateProbes()
+        self.trained = module if trained is None else trained
         # Of an update that `add_groups` has begun: metrics, and how many tokens and sequences.
         self.group_sums = MetricSums()
         self.group_counts = torch.zeros(2)
-        # What updates make of each token, where that is recorded, and of each row's gradient.
-        self.recorder: TokenRecorder | None = None
-        self.records_gradients = False
         # Half of an update's limits, or less, where the device's memory does not hold what was set.
         self.fitting_limits: MicroBatching | None = None
+        if optimizer is not None:
+            self.probes.loaded(self.trained_model)
+
+    @property
+    def trained_model(self) -> TrainedModel:
+        """Returns what probes are shown of the model."""
+        assert self.optimizer is not None
+        return TrainedModel(self.name, self.trained, self.optimizer, self.settings)
 
     @abstractmethod
     def micro_loss(
@@ -91,9 +104,8 @@ class UpdateLoop(ABC):
         """Computes what a micro-batch adds.
 
         Args:
-            micro: rows of a mini-batch. Its meta_info holds `updates_to_come`, the number of
-                updates of a step in the first of them, and else None; and `observation_tokens`, of
-                the mini-batch, where it has an `observation_mask`.
+            micro: rows of a mini-batch. Its meta_info holds `observation_tokens`, of the
+                mini-batch, where it has an `observation_mask`.
             inputs: their layout.
             counts: of the whole mini-batch over all ranks, which sums are divided by.
         """
@@ -131,67 +143,58 @@ class UpdateLoop(ABC):
             outputs.append(self.micro_forward(micro, inputs, *arguments))
         return [read_rows(row_numbers, values) for values in zip(*outputs, strict=True)]
 
-    def update(self, data: DataProto, plan: UpdatePlan | None, prefix: str) -> dict[str, float]:
+    def update(self, data: DataProto, plan: UpdatePlan | None) -> dict[str, float]:
         """Makes an optimiser step for each mini-batch, as planned; returns their mean metrics.
+
+        Among them are NAME/grad_norm, NAME/skipped_updates (those with a norm that is not finite),
+        and what probes measured.
 
         Args:
             plan: None: a mini-batch has `ppo_mini_batch_size` rows, or all.
-            prefix: of the metrics `grad_norm` and `skipped_updates` (those with a norm that is not
-                finite).
         """
         plan = plan or self.default_plan(len(data))
-        weight = 1 / plan.updates
         step = data.meta_info.get("global_steps", "?")
         sums = MetricSums(self.settings.sequence_ranks)
-        if self.recorder is not None:
-            self.recorder.clear()
         first_of_last_epoch = plan.updates - plan.mini_batches
-        for number, rows in enumerate(rows_of_updates(data, plan)):
-            mini = data.select_idxs(rows)
-            mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
-            mini.meta_info["mini_batch"] = number
-            mini.meta_info["is_recorded"] = number >= first_of_last_epoch
-            if "observation_mask" in mini.batch:
-                mini.meta_info["observation_tokens"] = self._count_observed(mini)
-            counts = self._count(mini)
-            sums = self._add_mini_batch(mini, counts, sums, weight, prefix)
-            if self.records_gradients:
-                self._record_gradients(mini, counts)
+        for number, row_numbers in enumerate(rows_of_updates(data, plan)):
+            rows = data.select_idxs(row_numbers)
+            rows.meta_info["mini_batch"] = number
+            if "observation_mask" in rows.batch:
+                rows.meta_info["observation_tokens"] = self._count_observed(rows)
+            mini = MiniBatch(
+                counts=self._count(rows),
+                rows=rows,
+                number=number,
+                updates=plan.updates,
+                in_last_epoch=number >= first_of_last_epoch,
+            )
+            sums = self._add_mini_batch(mini, rows, sums)
+            self._show_gradient(mini, rows.meta_info)
             self._step(
                 sums,
-                has_tokens=bool(counts["batch_num_tokens"]),
-                prefix=prefix,
-                weight=weight,
+                has_tokens=bool(mini.counts["batch_num_tokens"]),
+                weight=mini.weight,
                 where=f"step {step}, mini-batch {number + 1} of {plan.updates}",
             )
-        return read_alignment(sums.read())
+        return sums.read() | self.probes.take(self.settings.sequence_ranks)
 
     def add_groups(self, data: DataProto) -> None:
         """Adds the gradient of some groups of a step's one update, which `finish_update` makes.
 
         It is a sum, not yet divided by the counts, which only all groups together have.
         """
+        counts = self._count(data)
+        mini = MiniBatch(counts=counts_of_groups(tokens=1, sequences=1.0))
         self.module.train()
         if not self.group_counts.any():
-            self._begin_record(data)
-            self._begin()
+            self._begin(mini)
             self.group_sums = MetricSums(self.settings.sequence_ranks)
-            self._add_kept_gradients(self.group_sums, "actor")
-        counts = self._count(data)
         added = [counts["batch_num_tokens"] or 0, counts["global_batch_size"] or 0]
         self.group_counts = self.group_counts + torch.tensor(added)
-        undivided = GlobalBatchInfo(
-            dp_size=counts["dp_size"],
-            batch_num_tokens=1,
-            global_batch_size=1.0,
-            loss_scale_factor=counts["loss_scale_factor"],
-        )
-        rows = replace(data, meta_info=data.meta_info | {"updates_to_come": 1})
         limits = self.fitting_limits or self.config.micro_batching
-        # Only a policy learns from groups that have ended.
-        self._backward(rows, undivided, self.group_sums, weight=1.0, limits=limits, prefix="actor")
+        self._backward(data, mini, self.group_sums, limits)
 
-    def finish_update(self, prefix: str) -> dict[str, float]:
+    def finish_update(self) -> dict[str, float]:
         """Makes the step of the gradients that `add_groups` added up; returns its metrics."""
         tokens, sequences = self.group_counts.clamp(min=1).tolist()
         loss_divisor = sequences
@@ -202,21 +205,19 @@ class UpdateLoop(ABC):
         for parameter in self.module.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(loss_divisor)
-        if self.recorder is not None:
-            self.recorder.divide(loss_divisor)
-        others = {f"{prefix}/pg_loss": loss_divisor, f"{prefix}/kl_loss": loss_divisor}
-        for name in ("loss_tokens", "loss_targets", "kept_gradients"):
-            others[f"{prefix}/{name}"] = 1.0
+        others = {f"{self.name}/pg_loss": loss_divisor, f"{self.name}/kl_loss": loss_divisor}
         self.group_sums.divide(tokens, others)
+        self.probes.divide(GroupCounts(tokens=tokens, loss=loss_divisor))
+        counts = counts_of_groups(tokens=int(tokens), sequences=sequences)
+        self._show_gradient(MiniBatch(counts=counts), {})
         self._step(
             self.group_sums,
             has_tokens=bool(self.group_counts.any()),
-            prefix=prefix,
             weight=1.0,
             where="an update of finished groups",
         )
         self.group_counts = torch.zeros(2)
-        return read_alignment(self.group_sums.read())
+        return self.group_sums.read() | self.probes.take(self.settings.sequence_ranks)
 
     def default_plan(self, rows: int) -> UpdatePlan:
         """Plans an update by the settings alone."""
@@ -237,24 +238,14 @@ class UpdateLoop(ABC):
         observed = sum_over_ranks(rows.batch["observation_mask"].sum())
         return int(observed) // self.settings.sequence_ranks
 
-    def _begin(self) -> None:
+    def _begin(self, mini: MiniBatch) -> None:
+        """Begins a mini-batch, without any gradient."""
         assert self.optimizer is not None
         self.module.train()
         self.optimizer.zero_grad(set_to_none=True)
+        self.probes.begin(self.trained_model, mini)
 
-    def _add_kept_gradients(self, sums: MetricSums, prefix: str) -> None:
-        """Counts the gradients that are there before a backward pass, a mean over ranks."""
-        share = sums.sequence_ranks / world_size()
-        sums.add({f"{prefix}/kept_gradients": count_gradients(self.module)}, share)
-
-    def _add_mini_batch(
-        self,
-        mini: DataProto,
-        counts: GlobalBatchInfo,
-        before: MetricSums,
-        weight: float,
-        prefix: str,
-    ) -> MetricSums:
+    def _add_mini_batch(self, mini: MiniBatch, rows: DataProto, before: MetricSums) -> MetricSums:
         """Computes a mini-batch's gradient; returns the sums before with its metrics.
 
         Where a single rank's device is out of memory it begins anew, with half the limits for the
@@ -262,16 +253,14 @@ class UpdateLoop(ABC):
         the midst of a collective.
         """
         while True:
-            sums = deepcopy(before)
+            sums = before.copy()
             limits = self.fitting_limits or self.config.micro_batching
-            self._begin_record(mini)
-            self._begin()
-            self._add_kept_gradients(sums, prefix)
+            self._begin(mini)
             try:
-                self._backward(mini, counts, sums, weight, limits, prefix)
+                self._backward(rows, mini, sums, limits)
                 return sums
             except torch.OutOfMemoryError as error:
-                self.fitting_limits = limits.halved(self._longest_row(mini))
+                self.fitting_limits = limits.halved(self._longest_row(rows))
                 if world_size() > 1 or self.fitting_limits == limits:
                     raise
                 cause = str(error).splitlines()[0]
@@ -286,24 +275,14 @@ class UpdateLoop(ABC):
                 limits,
             )
 
-    def _begin_record(self, mini: DataProto) -> None:
-        """Begins to record a mini-batch, once more where it begins anew."""
-        if self.recorder is not None:
-            info = mini.meta_info
-            number = info.get("mini_batch", 0)
-            self.recorder.begin(number, keeps_values=info.get("is_recorded", True))
-
-    def _record_gradients(self, mini: DataProto, counts: GlobalBatchInfo) -> None:
-        """Adds each row's share of the gradient, which is there, to the record."""
-        if self.recorder is None or ROW_NUMBER not in mini.batch:
-            return
+    def _show_gradient(self, mini: MiniBatch, info: dict[str, Any]) -> None:
+        """Shows probes the whole gradient of a mini-batch, whose meta_info is `info`."""
 
         def loss_of(micro: DataProto, inputs: ForwardBatch) -> Tensor:
-            return self.micro_loss(micro, inputs, counts).loss
+            return self.micro_loss(micro, inputs, mini.counts).loss
 
-        with seeded_draws(self._seed_of_draws(mini, 0)):
-            shares = gradient_shares(self.module, mini, self.settings, loss_of)
-        self.recorder.add_gradient_shares(mini, shares)
+        with seeded_draws(self._seed_of_draws(info, 0)):
+            self.probes.before_step(self.trained_model, mini, loss_of)
 
     def _longest_row(self, mini: DataProto) -> int:
         """Counts the tokens of the longest row, as it is laid out."""
@@ -313,34 +292,23 @@ class UpdateLoop(ABC):
         return int(mask.sum(dim=1).max())
 
     def _backward(
-        self,
-        mini: DataProto,
-        counts: GlobalBatchInfo,
-        sums: MetricSums,
-        weight: float,
-        limits: MicroBatching,
-        prefix: str,
+        self, data: DataProto, mini: MiniBatch, sums: MetricSums, limits: MicroBatching
     ) -> None:
-        """Adds the gradients of rows to those that are there, and their metrics to `sums`."""
-        micro_batches = iter_micro_batches(mini, self.settings, limits)
-        with watched_sum(self.module) as missing:
-            for number, (rows, micro, inputs) in enumerate(micro_batches):
-                with seeded_draws(self._seed_of_draws(mini, number)):
-                    result = self.micro_loss(micro, inputs, counts)
-                if self.recorder is not None and result.tokens:
-                    self.recorder.see(micro, rows, result.tokens)
-                result.loss.backward()
-                sums.add(result.metrics, weight)
-                sums.add(learnt_from(micro, prefix))
-                sums.maximum(result.maxima)
-            sums.maximum({f"{prefix}/missing_gradient": missing()})
+        """Adds the gradients of rows of a mini-batch to those that are there, metrics to `sums`."""
+        micro_batches = iter_micro_batches(data, self.settings, limits)
+        for number, (places, micro, inputs) in enumerate(micro_batches):
+            with seeded_draws(self._seed_of_draws(data.meta_info, number)):
+                result = self.micro_loss(micro, inputs, mini.counts)
+            seen = MicroBatch(rows=micro, places=places)
+            self.probes.before_backward(seen, result.fields, result.outputs, result.loss)
+            result.loss.backward()
+            sums.add(result.metrics, mini.weight)
 
-    def _seed_of_draws(self, mini: DataProto, micro_batch: int) -> int:
-        """Derives the seed of what the loss of a micro-batch draws.
+    def _seed_of_draws(self, info: dict[str, Any], micro_batch: int) -> int:
+        """Derives the seed of what the loss of a micro-batch draws, by its mini-batch's meta_info.
 
         The ranks that share a sequence draw alike, as they compute one loss.
         """
-        info = mini.meta_info
         group_of_ranks = rank() // self.settings.sequence_ranks
         # Numbers below 0, as prompt groups have those from 0 on.
         return seed_for(
@@ -351,26 +319,37 @@ class UpdateLoop(ABC):
             turn=micro_batch,
         )
 
-    def _step(
-        self, sums: MetricSums, *, has_tokens: bool, prefix: str, weight: float, where: str
-    ) -> None:
+    def _step(self, sums: MetricSums, *, has_tokens: bool, weight: float, where: str) -> None:
         """Makes an optimiser step, if the gradient is finite and there is a token to learn from."""
         assert self.optimizer is not None
         norm = clip_grad_norm(self.module, self.config.grad_clip)
         finite = torch.isfinite(norm)
+        outcome: StepOutcome = "nothing_to_learn"
         if not finite:
-            warn_not_finite(norm, sums, f"{where} of the {prefix}")
-            if self.recorder is not None:
-                self.recorder.skip()
+            warn_not_finite(norm, sums, f"{where} of the {self.name}")
+            outcome = "not_finite"
         # With nothing to learn from, momentum alone would move the weights.
         elif has_tokens:
             self.optimizer.step()
+            outcome = "made"
+        self.probes.after_step(self.trained_model, outcome)
         # Every rank has the same norm.
         share = sums.sequence_ranks / world_size()
+        prefix = self.name
         sums.add({f"{prefix}/grad_norm": norm}, weight * share)
         sums.add({f"{prefix}/skipped_updates": ~finite}, share)
         # Nothing reads them until the next update; what generates meanwhile may have their memory.
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def counts_of_groups(*, tokens: int, sequences: float) -> GlobalBatchInfo:
+    """Makes the counts that losses of groups divide by; of ones the losses are sums."""
+    return GlobalBatchInfo(
+        dp_size=world_size(),
+        batch_num_tokens=tokens,
+        global_batch_size=sequences,
+        loss_scale_factor=None,
+    )
 
 
 def clip_grad_norm(module: nn.Module, max_norm: float) -> Tensor:
@@ -391,23 +370,3 @@ def warn_not_finite(norm: Tensor, sums: MetricSums, where: str) -> None:
             norm.item(),
             ranks or "none: it is the backward pass",
         )
-
-
-def count_gradients(module: nn.Module) -> float:
-    """Counts the parameters that have a gradient other than zero."""
-    gradients = [parameter.grad for parameter in module.parameters()]
-    return float(sum(bool(gradient.any()) for gradient in gradients if gradient is not None))
-
-
-def learnt_from(micro: DataProto, prefix: str) -> dict[str, Tensor]:
-    """Counts what a micro-batch's loss is made of, to be compared with the step's batch.
-
-    Returns: PREFIX/loss_tokens, and PREFIX/loss_targets, the sum of their advantages, of a critic
-        of their returns.
-    """
-    mask = micro.batch["response_mask"]
-    targets = micro.batch["returns" if prefix == "critic" else "advantages"]
-    return {
-        f"{prefix}/loss_tokens": mask.sum(),
-        f"{prefix}/loss_targets": (targets * mask).sum(),
-    }

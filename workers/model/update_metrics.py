@@ -5,7 +5,7 @@ all ranks.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -23,37 +23,44 @@ class MetricSums:
 
     def __init__(self, sequence_ranks: int = 1) -> None:
         self.sequence_ranks = sequence_ranks
-        self._sums: dict[str, Tensor] = {}
-        self._maxima: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
+        self.maxima: dict[str, Tensor] = {}
+
+    def copy(self) -> Self:
+        """Copies what has been added so far; its tensors are never written to."""
+        copied = type(self)(self.sequence_ranks)
+        copied.sums = dict(self.sums)
+        copied.maxima = dict(self.maxima)
+        return copied
 
     def add(self, metrics: Mapping[str, Any], weight: float = 1.0) -> None:
         """Adds shares of means."""
         for name, value in metrics.items():
             share = torch.as_tensor(value).detach().float().mean() * weight
-            if name in self._sums:
-                share = self._sums[name] + share
-            self._sums[name] = share
+            if name in self.sums:
+                share = self.sums[name] + share
+            self.sums[name] = share
 
     def maximum(self, metrics: Mapping[str, Tensor]) -> None:
         """Takes maxima in."""
         for name, value in metrics.items():
-            largest = torch.maximum(self._maxima.get(name, value), value)
-            self._maxima[name] = largest.detach().float()
+            largest = torch.maximum(self.maxima.get(name, value), value)
+            self.maxima[name] = largest.detach().float()
 
     def divide(self, divisor: float, others: Mapping[str, float]) -> None:
         """Divides every sum by `divisor`, those that `others` names by the number there."""
-        self._sums = {name: value / others.get(name, divisor) for name, value in self._sums.items()}
+        self.sums = {name: value / others.get(name, divisor) for name, value in self.sums.items()}
 
     def all_finite(self) -> bool:
         """Checks whether every sum of this rank is finite; the host waits for it."""
-        return bool(_stack(self._sums).isfinite().all())
+        return bool(_stack(self.sums).isfinite().all())
 
     def read(self) -> dict[str, float]:
         """Returns all metrics, over all ranks; a collective."""
-        sums = sum_over_ranks(_stack(self._sums)) / self.sequence_ranks
-        maxima = max_over_ranks(_stack(self._maxima))
-        metrics = dict(zip(self._sums, sums.tolist(), strict=True))
-        metrics.update(zip(self._maxima, maxima.tolist(), strict=True))
+        sums = sum_over_ranks(_stack(self.sums)) / self.sequence_ranks
+        maxima = max_over_ranks(_stack(self.maxima))
+        metrics = dict(zip(self.sums, sums.tolist(), strict=True))
+        metrics.update(zip(self.maxima, maxima.tolist(), strict=True))
         return metrics
 
 

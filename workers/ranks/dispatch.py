@@ -55,6 +55,7 @@ class register:
     Args:
         reads: of the batch's fields, only these and `uid` are sent (those of them that it has);
             none named: all.
+        further_reads: a registered method of the worker that returns more of them.
         ranks_per_chunk: a registered method of the worker that returns how many consecutive ranks
             share one chunk (tensor or sequence parallelism).
         keeps_rows: an answer has a row for each row of the chunk; otherwise any number, and no row
@@ -64,6 +65,7 @@ class register:
     dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL
     _: KW_ONLY
     reads: tuple[str, ...] = ()
+    further_reads: str | None = None
     ranks_per_chunk: str | None = None
     keeps_rows: bool = True
 

@@ -46,7 +46,10 @@ class LocalWorkerGroup:
         if registration.dispatch_mode is Dispatch.ALL_TO_ALL:
             return partial(_all_to_all, method)
         if registration.dispatch_mode is Dispatch.DP_COMPUTE_PROTO:
-            return partial(_dp_compute_proto, method, registration.reads)
+            reads = registration.reads
+            if registration.further_reads is not None:
+                reads += getattr(self.worker, registration.further_reads)()
+            return partial(_dp_compute_proto, method, reads)
         return method
 
 

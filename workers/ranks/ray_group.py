@@ -149,8 +149,11 @@ class RayWorkerGroup:
         ranks_per_chunk = 1
         if registration.ranks_per_chunk is not None:
             ranks_per_chunk = getattr(self, registration.ranks_per_chunk)()
+        reads = registration.reads
+        if registration.further_reads is not None:
+            reads += getattr(self, registration.further_reads)()
         count = self.world_size // ranks_per_chunk
-        chunks = [ray.put(chunk) for chunk in _chunks(data, registration, count)]
+        chunks = [ray.put(chunk) for chunk in _chunks(data, registration, reads, count)]
         answers = []
         for rank, host in enumerate(self.hosts):
             chunk = chunks[rank // ranks_per_chunk]
@@ -188,10 +191,12 @@ def _start_hosts(pool: RayResourcePool, placement: Any) -> list[Any]:
     return hosts
 
 
-def _chunks(data: DataProto, registration: register, count: int) -> Iterator[DataProto]:
+def _chunks(
+    data: DataProto, registration: register, reads: tuple[str, ...], count: int
+) -> Iterator[DataProto]:
     """Yields the chunks of a batch, one after another, as the method wants them."""
     if registration.keeps_rows:
-        yield from split_batch(data, registration.reads, count)
+        yield from split_batch(data, reads, count)
         return
     # No row is added: chunks differ by one row at most.
     for rows in np.array_split(np.arange(len(data)), count):

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
-from features.records.token_record import TokenRecorder, UpdateRecord
+from features.records.token_record import TokenRecorder, UpdateRecord, token_records
 from tests.unit.test_actor_critic import make_update
 from training.config import ActorConfig, UpdatePlan
 from training.core_algos import POLICY_LOSS_REGISTRY, agg_loss, get_policy_loss_fn
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.attention import use_packed_attention
+from workers.model.probe_set import UpdateProbes
 
 SPLITS = [{"ppo_max_token_len_per_gpu": 24}, {"ppo_micro_batch_size_per_gpu": 3}]
 
@@ -36,13 +37,19 @@ def numbered(data: DataProto) -> DataProto:
     return data
 
 
-def build(lm: nn.Module, *, records: bool = True, **settings: Any) -> DataParallelPPOActor:
+def build(
+    lm: nn.Module, *, records: bool = True, gradients: bool = False, **settings: Any
+) -> DataParallelPPOActor:
     module = copy.deepcopy(lm)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    actor = DataParallelPPOActor(ActorConfig(**settings), module, optimizer)
-    if records:
-        actor.recorder = TokenRecorder()
-    return actor
+    probes = UpdateProbes([TokenRecorder(records_gradients=gradients)] if records else [])
+    return DataParallelPPOActor(ActorConfig(**settings), module, optimizer, probes=probes)
+
+
+def taken(actor: DataParallelPPOActor) -> UpdateRecord | None:
+    """The record of the last update."""
+    [record] = token_records([actor.probes.take_records()])
+    return record
 
 
 def by_row(record: UpdateRecord, name: str) -> dict[tuple[int, int], np.ndarray]:
@@ -86,7 +93,7 @@ def test_it_is_what_the_loss_was_given_whatever_the_order_and_the_cut(
     data = numbered(make_update()).pad_with_dummies(8)
     actor = build(lm, ppo_epochs=2, shuffle=True, use_kl_loss=True, kl_loss_coef=0.3, **split)
     actor.update_policy(data, UpdatePlan.of_rows(8, 4, 2, shuffle=True))
-    record = actor.recorder.take()
+    record = taken(actor)
     assert record.times_trained == dict.fromkeys([5, 6, 7, 8, 10, 20, 30], 2)
     # Two mini-batches in each of two epochs, of which the last one is kept.
     assert set(record.passes.tolist()) == {2, 3}
@@ -118,8 +125,7 @@ def test_it_is_what_the_loss_was_given_whatever_the_order_and_the_cut(
 def test_recording_leaves_weights_and_metrics_bitwise_as_they_are(lm: nn.Module) -> None:
     results = []
     for records in (True, False):
-        actor = build(lm, records=records, ppo_epochs=2, entropy_coeff=0.1)
-        actor.records_gradients = records
+        actor = build(lm, records=records, gradients=True, ppo_epochs=2, entropy_coeff=0.1)
         metrics = actor.update_policy(numbered(make_update()), UpdatePlan.of_rows(7, 7, 2, False))
         results.append((metrics, [p.detach().clone() for p in actor.module.parameters()]))
     (one, weights), (other, same_weights) = results
@@ -138,14 +144,14 @@ def test_groups_that_come_one_by_one_are_recorded_as_all_at_once(
     for uid in "cab":
         rows = [i for i, own in enumerate("aaaabbc") if own == uid]
         parts.add_groups(data.select_idxs(torch.tensor(rows)))
-    parts.finish_update("actor")
-    record, expected = parts.recorder.take(), whole.recorder.take()
+    parts.finish_update()
+    record, expected = taken(parts), taken(whole)
     for name in ("log_prob", "entropy", "policy_weight"):
         got, wanted = by_row(record, name), by_row(expected, name)
         assert got.keys() == wanted.keys()
         for key, values in got.items():
             np.testing.assert_allclose(values, wanted[key], rtol=1e-4, atol=1e-7)
-    assert parts.recorder.take() is None
+    assert taken(parts) is None
 
 
 def test_an_update_with_a_gradient_that_is_not_finite_is_marked(lm: nn.Module) -> None:
@@ -154,17 +160,16 @@ def test_an_update_with_a_gradient_that_is_not_finite_is_marked(lm: nn.Module) -
     data.batch["response_mask"][0, 0] = 1
     actor = build(lm)
     actor.update_policy(data, UpdatePlan.of_rows(7, 7, 1, False))
-    assert actor.recorder.take().skipped == (0,)
+    assert taken(actor).skipped == (0,)
 
 
 def test_shares_of_the_gradient_add_up_to_one_and_are_those_of_plain_autograd(
     lm: nn.Module,
 ) -> None:
     data = numbered(make_update())
-    actor = build(lm, grad_clip=1e-3, entropy_coeff=0.1, use_kl_loss=True)
-    actor.records_gradients = True
+    actor = build(lm, gradients=True, grad_clip=1e-3, entropy_coeff=0.1, use_kl_loss=True)
     actor.update_policy(data, UpdatePlan.of_rows(7, 7, 1, False))
-    shares = actor.recorder.take().gradient_shares
+    shares = taken(actor).gradient_shares
     assert sum(shares.values()) == pytest.approx(1.0, abs=1e-5)
 
     def gradient_of(rows: list[int]) -> Tensor:
@@ -206,6 +211,6 @@ def test_a_loss_of_ones_own_that_adds_up_otherwise_is_recorded_too(
     actor = build(lm)
     actor.update_policy(data)
     tokens = int(data.batch["response_mask"].sum())
-    record = actor.recorder.take()
+    record = taken(actor)
     weights = np.unique(record.tokens["policy_weight"])
     np.testing.assert_allclose(weights[weights != 0], 2.0 / tokens, rtol=1e-6)

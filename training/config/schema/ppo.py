@@ -24,8 +24,8 @@ from training.config.schema.rollout import RolloutConfig
 from training.config.schema.trainer import RayKwargs, TrainerConfig
 from training.config.schema.verifiers import DRIVER
 from training.config.section import InputPath, Section
-from training.features import sections as feature_sections
 from training.core_algos.built_in import estimator_needs
+from training.features import sections as feature_sections
 
 # GiB for a process of an environment whose library runs texts.
 GUARDED_MEMORY_GB = 4.0

@@ -5,22 +5,32 @@ numbers tells. The sequences are the same in every run of a model, and scoring t
 generator and no weight.
 """
 
+import logging
 import math
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import psutil
 import torch
 from torch import Tensor
 
 from data.protocol import DataProto
-from workers.ranks.process_groups import max_over_ranks
+from data.turn_tokens import encode_chat
+from training.config import MicroBatching, PPOConfig
+from workers.model.builder import ModelSpec
+from workers.model.probe import Measured, SyncProbe
+from workers.rollout.base_rollout import BaseRollout
+
+logger = logging.getLogger(__name__)
 
 SEQUENCES = 4
 # Tokens of a sequence.
 LENGTH = 24
+# A prompt and an answer, and an engine samples a token behind them.
+SHORTEST_ROW = 3
 # The chat template is compared by what it makes of these.
 CONVERSATION = [
     {"role": role, "content": f"the {role} speaks"}
@@ -35,19 +45,45 @@ class ScoringEngine(Protocol):
         """Returns the log-probs of each sequence's tokens but the first."""
 
 
-class Canary:
+def open_canary(config: PPOConfig, spec: ModelSpec, engine: Any) -> list[SyncProbe]:
+    """Makes the probe; none, with a warning, where the engine cannot score the sequences."""
+    scores_nothing = engine is not None and type(engine).score is BaseRollout.score
+    if scores_nothing or config.max_model_len < SHORTEST_ROW:
+        logger.warning(
+            "rollout.name=%s scores nothing: no alarm watches the weight sync",
+            config.actor_rollout_ref.rollout.name,
+        )
+        return []
+    template_kwargs = config.data.apply_chat_template_kwargs
+    return [
+        Canary(
+            config.max_model_len,
+            len(spec.tokenizer),
+            partial(encode_chat, spec.tokenizer, **template_kwargs),
+            limits=config.actor_rollout_ref.log_prob_micro_batching,
+        )
+    ]
+
+
+class Canary(SyncProbe):
     """Compares what actor and engine make of the sequences, and how far each moved.
 
     Args:
         max_model_len: tokens of the longest row that the engine holds.
         vocab_size: ids are drawn below it.
         render: conversation -> token ids, by the rank's own chat template.
+        limits: of the actor's micro-batches; None: its update's own.
     """
 
     def __init__(
-        self, max_model_len: int, vocab_size: int, render: Callable[..., list[int]]
+        self,
+        max_model_len: int,
+        vocab_size: int,
+        render: Callable[..., list[int]],
+        limits: MicroBatching | None = None,
     ) -> None:
         self.render = render
+        self.limits = limits
         # A place is left for the token that an engine samples behind what it scores.
         length = min(LENGTH, max_model_len - 1)
         generator = torch.Generator().manual_seed(0)
@@ -71,11 +107,13 @@ class Canary:
         }
         return DataProto.from_dict(tensors=tensors, meta_info={"temperature": 1.0})
 
-    def compare(self, engine: ScoringEngine, actor: Tensor) -> dict[str, float]:
-        """Scores the sequences with the engine and compares with the actor's log-probs of `batch`.
+    def weights_sent(self, actor: Any) -> Tensor:
+        """Computes the actor's log-probs of `batch`: (rows, length - 1), nats."""
+        log_probs, _ = actor.compute_log_prob(self.batch(), limits=self.limits)
+        return log_probs
 
-        Args:
-            actor: (rows, length - 1), nats.
+    def weights_taken(self, engine: ScoringEngine, sent: Tensor) -> Measured:
+        """Scores the sequences with the engine and compares with the actor's log-probs.
 
         Returns:
             Means over tokens in nats, of the rank that is worst: `canary/difference` between the
@@ -86,30 +124,32 @@ class Canary:
             the host memory of the largest rank.
         """
         scored = torch.tensor(engine.score(self.ids.tolist()))
-        metrics = {"canary/difference": mean_abs(scored - actor)}
+        metrics = {"canary/difference": mean_abs(scored - sent)}
         if self.last_engine is not None and self.last_actor is not None:
             engine_moved = scored - self.last_engine
-            actor_moved = actor - self.last_actor
+            actor_moved = sent - self.last_actor
             metrics["canary/lag"] = mean_abs(engine_moved - actor_moved)
             metrics["canary/actor_moved"] = mean_abs(actor_moved)
             # The maximum over ranks of the negative: the rank that moved least.
             metrics["canary/engine_moved"] = -mean_abs(engine_moved)
         if self.first_engine is None or self.first_actor is None:
             self.first_engine = scored
-            self.first_actor = actor
+            self.first_actor = sent
         else:
-            actor_moved = actor - self.first_actor
+            actor_moved = sent - self.first_actor
             metrics["canary/actor_moved_in_all"] = mean_abs(actor_moved)
             metrics["canary/lag_in_all"] = mean_abs(scored - self.first_engine - actor_moved)
         self.last_engine = scored
-        self.last_actor = actor
+        self.last_actor = sent
         metrics["canary/template"] = self._template_checksum()
         metrics["perf/rank_memory_gib"] = psutil.Process().memory_info().rss / 2**30
-        worst = max_over_ranks(torch.tensor(list(metrics.values()))).tolist()
-        metrics = dict(zip(metrics, worst, strict=True))
-        if "canary/engine_moved" in metrics:
-            metrics["canary/engine_moved"] = abs(metrics["canary/engine_moved"])
-        return metrics
+        return Measured(maxima={name: torch.tensor(value) for name, value in metrics.items()})
+
+    def metrics_of(self, totals: dict[str, float]) -> dict[str, float]:
+        """Turns the sign of what was negated."""
+        if "canary/engine_moved" in totals:
+            totals["canary/engine_moved"] = abs(totals["canary/engine_moved"])
+        return totals
 
     def _template_checksum(self) -> float:
         """Returns a number that stands for the chat template; float32 holds it exactly."""

@@ -1,0 +1,163 @@
+"""Which tensors of a model move: a few of their numbers before and after, compared exactly.
+
+A tensor that an update leaves as it was, or that only its weight decay has touched, is not trained,
+whatever its gradient's norm says. Invariant: a model is read and never written.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from workers.model.probe import Measured, MiniBatch, TrainedModel, UpdateProbe
+
+# Numbers of a tensor that are compared; of one with more rows, as an embedding, one a row.
+SAMPLED = 4096
+# Rounding steps of its type that a number must be able to move by, to be expected to.
+VISIBLE_STEPS = 16
+# Parts that a batch need not reach: experts that nothing is sent to, and towers without an image.
+MAY_REST = ("expert", "visual", "vision")
+# Tensors that are named.
+MOST_NAMED = 3
+
+Numbers = dict[str, Tensor]
+# By tensor and name, 0-dim each: 1 where something holds, else 0.
+Flags = dict[str, Tensor]
+
+
+class StillTensors(UpdateProbe):
+    """Finds the tensors that an update leaves as they were, or only decays.
+
+    MODEL/still_tensors is their number, and MODEL/still/NAME 1 for the first of them;
+    MODEL/optimizer_steps counts the optimiser's steps.
+    """
+
+    def __init__(self) -> None:
+        self._model: TrainedModel | None = None
+        # What is to train, by the model as it was loaded.
+        self._names: list[str] = []
+        self._before: Numbers = {}
+        self._steps = 0
+        self._hook: Any = None
+
+    def loaded(self, model: TrainedModel) -> None:
+        """Notes which parameters are to train."""
+        self._model = model
+        self._names = trained_tensors(model.module)
+
+    def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
+        """Keeps numbers of the parameters as they are before the update."""
+        if mini.number > 0:
+            return
+        self._let_go()
+        self._before = sample_numbers(self._watched(model.module))
+        self._steps = 0
+        # Whoever has the optimiser make a step counts, not the update alone.
+        self._hook = model.optimizer.register_step_post_hook(self._count)
+
+    def _count(self, *_: object) -> None:
+        self._steps += 1
+
+    def _watched(self, module: nn.Module) -> dict[str, Tensor]:
+        """Returns the parameters that are to train, as far as the module still has them."""
+        parameters = dict(module.named_parameters())
+        return {name: parameters[name] for name in self._names if name in parameters}
+
+    def take(self) -> Measured:
+        """Compares the parameters with what they were."""
+        self._let_go()
+        if self._model is None or not self._names:
+            return Measured()
+        group = self._model.optimizer.param_groups[0]
+        flags = movement_flags(
+            self._watched(self._model.module),
+            self._before,
+            rate=float(group["lr"]),
+            decay=float(group.get("weight_decay", 0.0)),
+            updates=self._steps,
+        )
+        steps = torch.tensor(float(self._steps))
+        self._before = {}
+        self._steps = 0
+        return Measured(maxima={"optimizer_steps": steps, **flags})
+
+    def _let_go(self) -> None:
+        """Counts no steps any more."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def metrics_of(self, totals: dict[str, float]) -> dict[str, float]:
+        """Names the tensors that could have moved, and did not on any rank."""
+        if self._model is None or not totals:
+            return {}
+        still = []
+        for name in self._names:
+            if totals.get(f"movable {name}") and not totals[f"moved {name}"]:
+                still.append(name)
+        model = self._model.name
+        metrics = {
+            f"{model}/still_tensors": float(len(still)),
+            f"{model}/optimizer_steps": totals["optimizer_steps"],
+        }
+        metrics.update({f"{model}/still/{name}": 1.0 for name in still[:MOST_NAMED]})
+        return metrics
+
+
+def sample_numbers(tensors: Mapping[str, Tensor]) -> Numbers:
+    """Copies some numbers of each tensor, of this rank's part of it: (at most about SAMPLED,)."""
+    return {name: _sampled(tensor.detach()) for name, tensor in tensors.items()}
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    wanted = SAMPLED
+    if tensor.dim() == 2:
+        wanted = max(wanted, tensor.shape[0])
+    stride = max(tensor.numel() // wanted, 1)
+    return tensor.reshape(-1)[::stride].clone()
+
+
+def trained_tensors(module: nn.Module) -> list[str]:
+    """Names the parameters that are to train, but for those that a batch may leave alone."""
+    names = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and not any(part in name for part in MAY_REST):
+            names.append(name)
+    return names
+
+
+def movement_flags(
+    tensors: Mapping[str, Tensor], before: Numbers, *, rate: float, decay: float, updates: int
+) -> Flags:
+    """Compares this rank's part of tensors with what it was before an update.
+
+    Args:
+        rate: the learning rate; decay: of weights, in one update rate x decay.
+        updates: optimiser steps that were made.
+
+    Returns: "moved NAME", other than by decay; and "movable NAME", which is 0 for a tensor whose
+        numbers the rate could not move, as their type rounds it away.
+    """
+    now = sample_numbers({name: tensors[name] for name in before if name in tensors})
+    kept = (1 - rate * decay) ** updates
+    names = []
+    flags = []
+    for name, own_now in now.items():
+        numbers = before[name]
+        step = torch.finfo(numbers.dtype).eps * numbers.abs().float()
+        decayed = (own_now.float() - numbers.float() * kept).abs() <= step * (updates + 1)
+        names += [f"moved {name}", f"movable {name}"]
+        flags.append(~(decayed.all() | (own_now == numbers).all()))
+        flags.append((step * VISIBLE_STEPS < rate).any())
+    return read_flags(names, flags)
+
+
+def read_flags(names: Sequence[str], flags: Sequence[Tensor]) -> Flags:
+    """Brings flags, 0-dim bool each, to the CPU at once."""
+    if not flags:
+        return {}
+    return dict(zip(names, torch.stack(list(flags)).float().cpu().unbind(), strict=True))
