@@ -36,8 +36,9 @@ class StillTensors(UpdateProbe):
 
     def __init__(self) -> None:
         self._model: TrainedModel | None = None
-        # What is to train, by the model as it was loaded.
+        # What is to train, by the model as it was loaded; of a sharded model this rank's shards.
         self._names: list[str] = []
+        self._shards: dict[str, Tensor] = {}
         self._before: Numbers = {}
         self._steps = 0
         self._hook: Any = None
@@ -46,6 +47,10 @@ class StillTensors(UpdateProbe):
         """Notes which parameters are to train."""
         self._model = model
         self._names = trained_tensors(model.module)
+        parameters = dict(model.module.named_parameters())
+        for name in self._names:
+            if isinstance(parameters[name], DTensor):
+                self._shards[name] = parameters[name]
 
     def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
         """Keeps numbers of the parameters as they are before the update."""
@@ -61,8 +66,12 @@ class StillTensors(UpdateProbe):
         self._steps += 1
 
     def _watched(self, module: nn.Module) -> dict[str, Tensor]:
-        """Returns the parameters that are to train, as far as the module still has them."""
-        parameters = dict(module.named_parameters())
+        """Returns the parameters that are to train, as far as the module still has them.
+
+        Where a forward pass leaves its parameters gathered the module names those; what the
+        optimiser moves are the shards.
+        """
+        parameters = dict(module.named_parameters()) | self._shards
         return {name: parameters[name] for name in self._names if name in parameters}
 
     def take(self) -> Measured:
