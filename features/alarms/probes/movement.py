@@ -47,10 +47,7 @@ class StillTensors(UpdateProbe):
         """Notes which parameters are to train."""
         self._model = model
         self._names = trained_tensors(model.module)
-        parameters = dict(model.module.named_parameters())
-        for name in self._names:
-            if isinstance(parameters[name], DTensor):
-                self._shards[name] = parameters[name]
+        self._shards = shards_of(dict(model.module.named_parameters()))
 
     def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
         """Keeps numbers of the parameters as they are before the update."""
@@ -113,6 +110,11 @@ class StillTensors(UpdateProbe):
         }
         metrics.update({f"{model}/still/{name}": 1.0 for name in still[:MOST_NAMED]})
         return metrics
+
+
+def shards_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Picks the tensors that are spread over ranks."""
+    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
 
 
 def sample_numbers(tensors: Mapping[str, Tensor]) -> Numbers:
