@@ -121,16 +121,21 @@ class LostGradients(SummingProbe):
 
     def __init__(self) -> None:
         super().__init__()
+        self._is_sharded = False
         self._parameter: Tensor | None = None
         self._total = torch.zeros(())
         self._hook: Any = None
+
+    def loaded(self, model: TrainedModel) -> None:
+        """Notes whether the model is sharded, also where a forward pass leaves it gathered."""
+        self._is_sharded = any(isinstance(each, DTensor) for each in model.module.parameters())
 
     def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
         """Watches the smallest tensor."""
         super().begin(model, mini)
         self._let_go()
         parameter = _smallest(model.module)
-        if parameter is None or isinstance(parameter, DTensor):
+        if parameter is None or self._is_sharded:
             return
         self._parameter = parameter
         self._total = _gradient(parameter)

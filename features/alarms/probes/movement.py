@@ -36,8 +36,9 @@ class StillTensors(UpdateProbe):
 
     def __init__(self) -> None:
         self._model: TrainedModel | None = None
-        # What is to train, by the model as it was loaded.
+        # What is to train, by the model as it was loaded; of a sharded model this rank's shards.
         self._names: list[str] = []
+        self._shards: dict[str, Tensor] = {}
         self._before: Numbers = {}
         self._steps = 0
         self._hook: Any = None
@@ -46,6 +47,7 @@ class StillTensors(UpdateProbe):
         """Notes which parameters are to train."""
         self._model = model
         self._names = trained_tensors(model.module)
+        self._shards = shards_of(dict(model.module.named_parameters()))
 
     def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
         """Keeps numbers of the parameters as they are before the update."""
@@ -61,8 +63,12 @@ class StillTensors(UpdateProbe):
         self._steps += 1
 
     def _watched(self, module: nn.Module) -> dict[str, Tensor]:
-        """Returns the parameters that are to train, as far as the module still has them."""
-        parameters = dict(module.named_parameters())
+        """Returns the parameters that are to train, as far as the module still has them.
+
+        Where a forward pass leaves its parameters gathered the module names those; what the
+        optimiser moves are the shards.
+        """
+        parameters = dict(module.named_parameters()) | self._shards
         return {name: parameters[name] for name in self._names if name in parameters}
 
     def take(self) -> Measured:
@@ -104,6 +110,11 @@ class StillTensors(UpdateProbe):
         }
         metrics.update({f"{model}/still/{name}": 1.0 for name in still[:MOST_NAMED]})
         return metrics
+
+
+def shards_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Picks the tensors that are spread over ranks."""
+    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
 
 
 def sample_numbers(tensors: Mapping[str, Tensor]) -> Numbers:

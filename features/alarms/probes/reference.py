@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from features.alarms.probes.movement import Numbers, read_flags, sample_numbers
+from features.alarms.probes.movement import Numbers, read_flags, sample_numbers, shards_of
 from workers.model.lora import base_name
 from workers.model.probe import Measured, ReadProbe
 
@@ -13,13 +13,17 @@ class ReferenceMovement(ReadProbe):
     def __init__(self) -> None:
         # Of the model as it was loaded.
         self._first: Numbers | None = None
+        self._shards: dict[str, Tensor] = {}
 
     def read(self, module: nn.Module) -> Measured:
         """Compares the tensors with those of the first call."""
         tensors = reference_tensors(module)
         if self._first is None:
             self._first = sample_numbers(tensors)
+            self._shards = shards_of(tensors)
             return Measured()
+        # A forward pass may leave the module's parameters gathered.
+        tensors |= self._shards
         now = sample_numbers({name: tensors[name] for name in self._first})
         flags = [(now[name] != numbers).any() for name, numbers in self._first.items()]
         return Measured(maxima=read_flags(list(self._first), flags))
