@@ -4,7 +4,7 @@ A feature is a folder `features/NAME` that one may delete. Its `feature.py` hold
 
     FEATURE = Feature(
         section=AlarmSettings,                              # its settings, as alarms.KEY
-        observer="features.alarms.observer:open_observer",  # what watches a run
+        observer="features.alarms.monitor:open_alarms",  # what watches a run
     )
 
 `feature.py` imports this file and the feature's settings alone. Everything else is named as
@@ -35,6 +35,10 @@ class Feature:
         checks: "module:function", config -> sentences on what several sections contradict.
         observer: "module:function", ObservedRun -> `Observer`, or None where the config turns it
             off; see training/observers.py.
+        observer_order: an observer with a smaller number is told first: what it leaves in a step's
+            report (`StepReport`) is there for those with larger ones.
+        keeper: "module:function", (config, tokens) -> `EpisodeKeeper`, or None where the config
+            turns it off; see workers/rollout/keepers.py.
         probes: "module:function", (config, role) -> list of `UpdateProbe`; see
             workers/model/probe.py.
         sync_probes: "module:function", config -> list of `SyncProbe`.
@@ -51,6 +55,8 @@ class Feature:
     moved_modules: Mapping[str, str] = field(default_factory=dict)
     checks: str | None = None
     observer: str | None = None
+    observer_order: int = 100
+    keeper: str | None = None
     probes: str | None = None
     sync_probes: str | None = None
     modes: Mapping[str, str] = field(default_factory=dict)

@@ -20,7 +20,6 @@ from custom.reward_managers.unscored import UNSCORED
 from data.outcome_rewards import move_to_sampled_tokens
 from data.protocol import DUMMY_UID, DataProto
 from data.seeds import seed_for
-from features.records.token_record import UpdateRecord
 from training.advantage import apply_kl_penalty, compute_advantage
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows, observation_mask
@@ -230,14 +229,13 @@ class StepPhases:
     def _add_loss_fields(self, batch: DataProto) -> None:
         """Adds what is read of `episode_share` (B,), `observation_mask`, `old_log_probs` (B, R).
 
-        And `row_number` (B,), by which the update's records find their rows again.
+        And `row_number` (B,), by which probes' records find their rows again.
         """
-        if self.config.agent.records_episodes:
-            numbers = torch.arange(len(batch)) + self.rows_so_far
-            is_dummy = batch.non_tensor_batch["uid"].astype(object) == DUMMY_UID
-            numbers[torch.from_numpy(is_dummy)] = -1
-            batch.batch["row_number"] = numbers
-            self.rows_so_far += len(batch)
+        numbers = torch.arange(len(batch)) + self.rows_so_far
+        is_dummy = batch.non_tensor_batch["uid"].astype(object) == DUMMY_UID
+        numbers[torch.from_numpy(is_dummy)] = -1
+        batch.batch["row_number"] = numbers
+        self.rows_so_far += len(batch)
         if self.config.actor_rollout_ref.actor.loss_agg_counts == "episodes":
             shares = EpisodeRows(batch).shares()
             if shares is not None:
@@ -267,11 +265,10 @@ class StepPhases:
             return self.groups.policy.update_actor_and_values(batch)
         return self.groups.policy.update_actor(batch)
 
-    def take_update_records(self) -> list[UpdateRecord | None]:
-        """Returns what each rank's update made of its tokens, where that is recorded."""
-        if not self.config.agent.records_episodes:
-            return []
-        return self.groups.policy.take_update_record()
+    def take_probe_records(self) -> list[dict[str, Any]]:
+        """Returns what each rank's probes recorded of the last updates, by the probe's name."""
+        records = self.groups.policy.take_update_record()
+        return [{} if record is None else {"TokenRecorder": record} for record in records]
 
 
 def scores_of_last_rows(batch: DataProto, row_scores: Tensor) -> Tensor:

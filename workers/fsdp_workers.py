@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from custom.agent import AgentSpec
 from data.protocol import DataProto
 from data.turn_tokens import encode_chat
+from features.alarms.settings import AlarmSettings
+from features.records.settings import RecordsSettings
 from features.records.token_record import TokenRecorder, UpdateRecord
 from training.config import ActorRolloutRefConfig, BatchPlan, FSDPConfig, PPOConfig
 from workers.critic_worker import CriticWorker as CriticWorker
@@ -84,7 +86,9 @@ class ActorRolloutRefWorker(TrainingWorker):
         # Last, as the engine sizes its cache by what is left free.
         if "rollout" in self.role:
             self._init_rollout()
-        self.canary = self._build_canary() if self.config.trainer.alarms != "off" else None
+        self.canary = (
+            self._build_canary() if self.config.section(AlarmSettings).mode != "off" else None
+        )
         if self.role.startswith("actor_rollout"):
             self.rollout.sleep()
             self.sync_weights()
@@ -104,9 +108,9 @@ class ActorRolloutRefWorker(TrainingWorker):
             forward=settings,
             critic=self.config.critic,
         )
-        if self.config.agent.records_episodes:
+        if self.config.section(RecordsSettings).is_on:
             self.actor.recorder = TokenRecorder(settings.sequence_ranks)
-            self.actor.records_gradients = self.config.agent.record_gradients
+            self.actor.records_gradients = self.config.section(RecordsSettings).gradients
 
     def _init_reference(self) -> None:
         spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)

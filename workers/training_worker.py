@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
+from features.alarms.settings import AlarmSettings
 from training.config import ActorConfig, CriticConfig, PPOConfig
 from training.config.batch_plan import UpdatePlan
 from training.config.checks import load_custom_algorithm
@@ -63,7 +64,7 @@ class TrainingWorker:
         self.scheduler = build_scheduler(self.optimizer, section.optim, total_steps)
         # What an update is to move, unless no alarm watches.
         self.trained: list[str] = []
-        if self.config.trainer.alarms != "off":
+        if self.config.section(AlarmSettings).mode != "off":
             self.trained = trained_tensors(module)
         self.state = (module, self.optimizer, self.scheduler)
         self.writer = CheckpointWriter()

@@ -6,7 +6,9 @@ mini-batches, micro-batches and ranks cut and order them anew. Invariant: what i
 and never changed, and rows that only pad (dummies, a rank's repeated row) are left out.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -166,3 +168,8 @@ class TokenRecorder:
         )
         self.clear()
         return record
+
+
+def token_records(records: Sequence[Mapping[str, Any]]) -> list[UpdateRecord | None]:
+    """Picks each rank's record of tokens out of the records of all probes; None: it has none."""
+    return [of_rank.get("TokenRecorder") for of_rank in records]

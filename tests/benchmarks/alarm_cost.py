@@ -16,15 +16,15 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from features.alarms import Alarms
+from features.alarms.monitor import Alarms
 from training.building import build_trainer
 from training.config.loader import load_config
 from workers import dp_actor, dp_critic, fsdp_workers
 from workers.model import gradient_alignment, gradient_sum, movement, update_loop
 
 PARTS = (
-    (Alarms, "check"),
-    (Alarms, "see_scores"),
+    (Alarms, "step_made"),
+    (Alarms, "scored"),
     (movement, "sample_numbers"),
     (movement, "still_tensors"),
     (fsdp_workers, "moved_tensors"),

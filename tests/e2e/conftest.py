@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from features.trackers import read_records
 from training.run.metric_names import find_metric
+from training.run.metrics_file import read_records
 
 # Of losses, estimators and reward functions that a test defines.
 OWN = {"actor/mean_ratio"}

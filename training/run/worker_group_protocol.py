@@ -13,7 +13,6 @@ from torch import Tensor
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto
-from features.records.token_record import UpdateRecord
 from training.config import BatchPlan
 
 Metrics = dict[str, float]
@@ -115,7 +114,7 @@ class PolicyGroup(TrainedGroup, ReferenceGroup, PlayingGroup, Protocol):
         """Makes the update of the gradients that were added."""
         ...
 
-    def take_update_record(self) -> list[UpdateRecord | None]:
+    def take_update_record(self) -> list[Any]:
         """Returns what each rank's update made of its tokens."""
         ...
 

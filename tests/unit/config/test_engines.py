@@ -53,7 +53,7 @@ def test_packages_that_are_missing_are_named_with_the_way_out(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     another_python = (
         "; where that would change other packages install it into another Python and name that one "
-        "in trainer.tracker_python"
+        "in trackers.python"
     )
     assert checked(runnable, f"{ROLLOUT}.name=vllm", "trainer.logger=[wandb,tensorboard]")[1:] == [
         "trainer.logger has wandb tensorboard, which is not installed: `pip install wandb "
