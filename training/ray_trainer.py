@@ -259,6 +259,7 @@ class RayPPOTrainer:
         """Closes environments and ends the workers' processes; the trainer is of no use then."""
         close_environments(self.multi_turn_rollout)
         self.step_source.shutdown()
+        self.row_stream.close()
         self.observers.closed()
         if self.resources is not None:
             self.resources.close()

@@ -10,8 +10,8 @@ import pytest
 from training.run.metric_names import find_metric
 from training.run.metrics_file import read_records
 
-# Of losses, estimators and reward functions that a test defines.
-OWN = {"actor/mean_ratio"}
+# Of losses, estimators, reward functions and observers that a test defines.
+OWN = {"actor/mean_ratio", "mine/tokens"}
 
 
 @pytest.fixture(autouse=True)

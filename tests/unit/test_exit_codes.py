@@ -117,6 +117,41 @@ def test_every_ending_has_the_code_that_the_docs_name(
         assert "Traceback" in capsys.readouterr().err
 
 
+class Ends:
+    """Ends as it is told, and kills a child in its clean-up, as a DataLoader's worker is killed."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def fit(self) -> None:
+        raise self.error
+
+    def shutdown(self) -> None:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("own"), MemoryError(), RunStopped("alarm", MEND), KeyboardInterrupt()]
+)
+def test_a_child_that_is_killed_at_the_end_does_not_hide_what_ended_the_run(
+    signals_back, error: BaseException
+) -> None:
+    def raises(number: int, frame: object) -> None:
+        raise RuntimeError("DataLoader worker is killed by signal: Killed")
+
+    before = signal.signal(signal.SIGCHLD, raises)
+    signals = EndingSignals()
+    signals.received = signal.SIGINT
+    try:
+        with pytest.raises(type(error)) as raised:
+            main.fit(Ends(error), signals, "driver")  # type: ignore[arg-type]
+        assert raised.value is error
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_the_docs_list_these_codes() -> None:
     table = (PROJECT / "docs/failures.md").read_text()
     rows = re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)
