@@ -5,8 +5,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 from features.trackers.exchange import PACKAGES
-from features.trackers.settings import TrackingSettings
-from training.config.schema.ppo import PPOConfig
 
 # Prints those of its arguments that a Python cannot import.
 FIND_MISSING = (
@@ -16,13 +14,15 @@ FIND_MISSING = (
 PYTHON_START_S = 60.0
 
 
-def missing_packages(config: PPOConfig) -> Iterator[str]:
-    """Requires the packages of the loggers, each in the Python that it runs in."""
-    trainer = config.trainer
-    python = config.section(TrackingSettings).python
-    packages = [name for name in trainer.logger if name in PACKAGES]
+def missing_packages(loggers: Sequence[str], python: str | None) -> Iterator[str]:
+    """Requires the packages of the loggers, each in the Python that it runs in.
+
+    Args:
+        python: that of trackers which are packages; None: this one.
+    """
+    packages = [name for name in loggers if name in PACKAGES]
     runs_here = ("tensorboard", *PACKAGES) if python is None else ("tensorboard",)
-    own = [name for name in trainer.logger if name in runs_here]
+    own = [name for name in loggers if name in runs_here]
     missing = [name for name in own if importlib.util.find_spec(name) is None]
     if missing:
         names = " ".join(missing)

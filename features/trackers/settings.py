@@ -19,7 +19,7 @@ class TrackingSettings(Section):
 
     def problems(self, config: "PPOConfig") -> Iterator[str]:
         """Yields which packages of trackers are missing."""
-        # It imports the config, of which this section is a part.
+        # Asked for where a run is checked, not where its settings are read.
         from features.trackers.packages import missing_packages
 
-        yield from missing_packages(config)
+        yield from missing_packages(config.trainer.logger, self.python)

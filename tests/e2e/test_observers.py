@@ -143,7 +143,7 @@ def test_without_observers_a_run_is_bitwise_the_same(tiny_task: Path, tmp_path: 
     made: list[list[dict[str, float]]] = []
     for name in ("all", "none"):
         metrics: list[dict[str, float]] = []
-        given = None if name == "all" else []
+        given: list[Observer] | None = None if name == "all" else []
         off = () if name == "all" else ("alarms.mode=off", "records.keep_gib=0")
         config = tiny_config(tiny_task, tmp_path / name, "trainer.deterministic=true", *off)
         trainer = build_trainer(config, observers=given)

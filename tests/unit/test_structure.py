@@ -47,6 +47,7 @@ ROOMS = (
     "workers.weight_sync",
     "workers.rollout",
     "workers",
+    "training.observers",
     "training.run",
     "training",
     "contrib",

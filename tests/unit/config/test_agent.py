@@ -170,8 +170,8 @@ def test_messages_are_not_kept_where_an_environment_tells_them(
 ) -> None:
     assert warned(caplog, runnable, "data.return_raw_chat=true") == []
     assert warned(caplog, runnable, "data.return_raw_chat=true", FROZEN_LAKE) == [
-        "data.return_raw_chat=true has no effect with an environment: records.folder keeps "
-        "conversations"
+        "data.return_raw_chat=true has no effect with an environment: records of episodes "
+        "keep conversations"
     ]
 
 
