@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from features.viewer.build import Report, RunFolder, build_viewer
+from features.viewer.build import RecordedRun, ViewerReport, build_viewer
 from features.viewer.records import list_files
 from training.features import features
 from training.run.recorded_config import flat_settings
@@ -26,7 +26,7 @@ PROGRAM = "python -m features.viewer.command"
 MOST_FAULTS = 10
 
 
-def find_run(folder: Path, number: int) -> RunFolder:
+def find_run(folder: Path, number: int) -> RecordedRun:
     """Finds a run's episodes: in RUN_DIR/episodes, where its config says, or in the folder itself.
 
     Raises:
@@ -36,7 +36,7 @@ def find_run(folder: Path, number: int) -> RunFolder:
     for place in places:
         if place.is_dir() and list_files(place):
             run_dir = folder.parent if place == folder and folder.name == "episodes" else folder
-            return RunFolder(number=number, folder=run_dir, episodes=place)
+            return RecordedRun(number=number, folder=run_dir, episodes=place)
     looked = ", ".join(map(str, places))
     raise ValueError(
         f"{folder} holds no episodes (looked for STEP.jsonl and val-STEP.jsonl in {looked}); a run "
@@ -44,7 +44,7 @@ def find_run(folder: Path, number: int) -> RunFolder:
     )
 
 
-def require_each_once(runs: Sequence[RunFolder]) -> None:
+def require_each_once(runs: Sequence[RecordedRun]) -> None:
     """Raises ValueError where two runs are one, whose episodes would be counted twice."""
     places = [run.episodes.resolve() for run in runs]
     for number, place in enumerate(places):
@@ -74,7 +74,7 @@ def rewrite_page(folder: Path) -> None:
         print(f"{PROGRAM}: the page of {folder} stays as it is: {error}", file=sys.stderr)
 
 
-def summary(report: Report, out: Path) -> str:
+def summary(report: ViewerReport, out: Path) -> str:
     """Says what was made, what it cost, and what could not be read."""
     lines = [
         f"{out / 'index.html'}: {report.episodes} episodes of {report.steps} steps and "
