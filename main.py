@@ -147,12 +147,10 @@ def print_plan(config: PPOConfig) -> None:
 def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> int:
     """Trains and prints the report, or why the run ended in one line; returns the exit code."""
     from custom.env import BadRewardFunction
-    from features.alarms import AlarmStop
+    from training.observers import RunStopped
     from training.run.abort_policy import EnvironmentsFail
     from training.run.checkpoint_folders import CannotResume
 
-    # Found before training, which may change the folder.
-    run_dir = Path(config.trainer.run_dir).absolute()
     kills = MemoryKills()
     try:
         save_error = train(config, signals)
@@ -160,7 +158,10 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
         # Found by trying: environments that do not start.
         print(error, file=sys.stderr)
         return 2
-    except (AlarmStop, CannotResume, EnvironmentsFail) as error:
+    except RunStopped as stop:
+        print(stop, file=sys.stderr)
+        return stop.exit_code
+    except (CannotResume, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
         return MEND
     except BadRewardFunction as error:
@@ -176,8 +177,6 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
         if exit_code is None:
             raise
         return exit_code
-    if "file" in config.trainer.logger and not config.trainer.val_only:
-        print_report(run_dir)
     if save_error is not None:
         print(save_error, file=sys.stderr)
         return 1
@@ -215,7 +214,10 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
         trainer.signals = signals
         signals.postpone = lambda: trainer.in_step
         warn_of_busy_cores()
-        return fit(trainer, signals, name)
+        save_error = fit(trainer, signals, name)
+        for text in trainer.observers.summaries():
+            print(text)
+        return save_error
 
 
 def fit(trainer: "RayPPOTrainer", signals: EndingSignals, name: str) -> OSError | None:
@@ -278,20 +280,6 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
     if in_step or not isinstance(error, ValueError | OSError | ImportError):
         return None
     return text
-
-
-def print_report(run_dir: Path) -> None:
-    """Prints the run's table and draws its curves.
-
-    A run that has none, or no room for it, ended well all the same.
-    """
-    from features.run_page.report import write_report
-
-    try:
-        print(write_report(run_dir))
-        print(f"reward curve: {run_dir / 'report.png'}; page: {run_dir / 'report.html'}")
-    except (OSError, ValueError) as error:
-        print(f"no report of {run_dir}: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

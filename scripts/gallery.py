@@ -16,7 +16,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -25,6 +24,7 @@ from PIL import Image
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
+from features.records.settings import RecordsSettings  # noqa: E402
 from scripts.browser import Browser  # noqa: E402
 from training.config.loader import load_config  # noqa: E402
 
@@ -116,7 +116,7 @@ def shown_episode(episodes: Path) -> Shown:
             return Shown(step=step, uid=chosen["uid"], episode_id=chosen["episode_id"], token=token)
     raise ValueError(
         f"{episodes} holds no step with a group of unequal rewards, in {len(steps)} steps: the "
-        "pictures need a run that learned, with agent.episodes_keep above 0"
+        "pictures need a run that learned, with records.keep_gib above 0"
     )
 
 
@@ -140,9 +140,9 @@ def compressed(png: bytes) -> bytes:
 
 
 def episodes_folder(run: Path) -> Path:
-    """Returns where the run wrote its episodes: agent.episodes_dir, or its own folder."""
-    agent: Any = load_config([str(run / "config.yaml")], check=False).config.agent
-    return Path(agent.episodes_dir or run / "episodes")
+    """Returns where the run wrote its episodes: records.folder, or its own folder."""
+    config = load_config([str(run / "config.yaml")], check=False).config
+    return config.section(RecordsSettings).folder_of(run)
 
 
 def take(browser: Browser, run: Path, picture: Picture) -> None:

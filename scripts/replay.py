@@ -64,7 +64,7 @@ ONE_RANK = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
 )
 # Retries are not repeated, and AgentRollout is to hand out its records.
-WITH_RECORDS = ("agent.max_refills=0", "agent.episodes_keep=1")
+WITH_RECORDS = ("agent.max_refills=0", "records.keep_gib=1")
 # An error shows so many ids.
 NAMES_SHOWN = 5
 # Exit codes.

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from data.json_lines import strict_json
-from training.run.episode_files import ARRAYS, NEEDED, PER_TOKEN, Recorded, unpacked
-from training.run.episode_files import NAMES as NAMES
-from training.run.episode_files import read_episodes as read_arrays
+from features.records.episode_files import ARRAYS, NEEDED, PER_TOKEN, Recorded, unpacked
+from features.records.episode_files import NAMES as NAMES
+from features.records.episode_files import read_episodes as read_arrays
 from workers.environments.reply import StepReply
 from workers.rollout.episode import Row, Span, Turn
 

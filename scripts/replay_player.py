@@ -18,6 +18,7 @@ import torch
 from custom.agent import AgentSpec
 from data.array_ops import object_array
 from data.protocol import DataProto
+from features.records.episode_records import episode_records
 from scripts.replay_episodes import NAMES, Recorded, as_read, row_of, turn_of
 from training.config import PPOConfig
 from workers.environments.reply import StepReply
@@ -26,7 +27,6 @@ from workers.multi_turn_rollout import AgentRollout
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import FAILURES, Episode
-from workers.rollout.episode_records import episode_records
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 

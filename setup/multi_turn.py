@@ -15,7 +15,7 @@ from setup.engines import BaseInferenceEngine
 from workers.environments.pool import EnvironmentPool
 from workers.rollout.engine import Sampling
 from workers.rollout.episode import FAILURES, Episode, TurnLimits
-from workers.rollout.episode_records import episode_facts
+from workers.rollout.episode_facts import episode_facts
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 

@@ -29,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from examples.prepare_quickstart import warm_up as warm_up_game
 from examples.prepare_tiny_prompts import make_model, make_tokenizer, warm_up, write_prompts
 from scripts.browser import Browser, what_is_missing
+from training import observers
 from training.core_algos import registry
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -36,6 +37,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 RAY_FILES = ("test_cleanup.py", "test_failing_ranks.py", "test_jobs.py", "test_nodes.py")
 # The long ones come first, so that both workers end at about the same time.
 FIRST_GROUPS = ("ray", "vllm")
+# An observer's error fails its test.
+observers.RAISES = True
 
 
 @pytest.hookimpl(tryfirst=True)

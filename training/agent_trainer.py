@@ -98,7 +98,6 @@ class AgentTrainer(RayPPOTrainer):
             if not kwargs.get(name):
                 kwargs[name] = default
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, **kwargs)
-        self.alarms.paid_by_environment = self._is_paid_by_environment(validate=False)
 
     def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
         return as_tasks
@@ -153,13 +152,20 @@ class AgentTrainer(RayPPOTrainer):
             # Several steps may be played at once.
             rollout = copy(rollout)
         rollout.reset(gen_batch)
-        episodes = rollout.rollout()
-        batch = rollout.build_update_batch()
-        if self._is_paid_by_environment(validate=batch.meta_info["validate"]):
-            self.recorder.played(batch)
-        # With the records there, which show the difference.
+        rollout.rollout()
+        return rollout.build_update_batch()
+
+    def play(self, prompts: DataProto) -> DataProto:
+        """Plays the described episodes.
+
+        Raises:
+            EnvironmentsFail: the members of a group faced different tasks.
+        """
+        batch = super().play(prompts)
+        # Observers have it before, whose records show the difference.
         if not self.config.agent.allow_different_tasks:
-            require_same_tasks(episodes, self.suite.names)
+            facts = batch.non_tensor_batch.get("episode_facts", ())
+            require_same_tasks([each for each in facts if each is not None], self.suite.names)
         return batch
 
     def _is_paid_by_environment(self, *, validate: bool) -> bool:

@@ -4,7 +4,7 @@ A feature is a folder `features/NAME` that one may delete. Its `feature.py` hold
 
     FEATURE = Feature(
         section=AlarmSettings,                              # its settings, as alarms.KEY
-        observer="features.alarms.observer:open_observer",  # what watches a run
+        observer="features.alarms.monitor:open_alarms",  # what watches a run
     )
 
 `feature.py` imports this file and the feature's settings alone. Everything else is named as
@@ -35,9 +35,15 @@ class Feature:
         checks: "module:function", config -> sentences on what several sections contradict.
         observer: "module:function", ObservedRun -> `Observer`, or None where the config turns it
             off; see training/observers.py.
-        probes: "module:function", (config, role) -> list of `UpdateProbe`; see
-            workers/model/probe.py.
-        sync_probes: "module:function", config -> list of `SyncProbe`.
+        observer_order: an observer with a smaller number is told first: what it leaves in a step's
+            report (`StepReport`) is there for those with larger ones.
+        keeper: "module:function", (config, tokens) -> `EpisodeKeeper`, or None where the config
+            turns it off; see workers/rollout/keepers.py.
+        probes: "module:function", (config, role) -> list of `UpdateProbe`, the role being "actor"
+            or "critic"; see workers/model/probe.py.
+        read_probes: "module:function", (config, role) -> list of `ReadProbe`, the role being "ref".
+        sync_probes: "module:function", (config, spec, engine) -> list of `SyncProbe`; the engine is
+            None where a rank has the policy alone.
         modes: an option of the command line, such as --plan -> "module:function", which is called
             in place of training with the words of the command line and the signals that end it,
             and returns the exit code.
@@ -51,7 +57,10 @@ class Feature:
     moved_modules: Mapping[str, str] = field(default_factory=dict)
     checks: str | None = None
     observer: str | None = None
+    observer_order: int = 100
+    keeper: str | None = None
     probes: str | None = None
+    read_probes: str | None = None
     sync_probes: str | None = None
     modes: Mapping[str, str] = field(default_factory=dict)
     kinds: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ class StepGenerator:
         rewards do not differ.
         """
         number = self.trainer.global_steps if step is None else step
-        with self.trainer.progress.showing(f"step {number}"):
+        with self.trainer.observers.generating(number, validate=False):
             return self._generate(rows, step)
 
     def _generate(self, rows: Rows, step: int | None) -> tuple[DataProto, Metrics]:
@@ -59,7 +59,7 @@ class StepGenerator:
             batch = self._answers(rows, number * self.config.prompts_per_step, step)
             scores, infos = trainer.score(batch, trainer.reward_fn)
             scored = trainer.phases.add_rewards(batch, scores, infos)
-            trainer.recorder.scored(scored)
+            trainer.observers.scored(scored, scores)
             yield scored
             rows = trainer.row_stream.draw()
 
@@ -72,7 +72,7 @@ class StepGenerator:
         trainer = self.trainer
         samples = self.config.actor_rollout_ref.rollout.n
         prompts = trainer.prompt_batch(rows, samples, first_group, step=step)
-        batch = trainer._generate_multi_turn_sequences(prompts)
+        batch = trainer.play(prompts)
         if "reward_baselines" in self.config.estimator_needs:
             greedy_prompts = trainer.prompt_batch(rows, 1, first_group, step=step)
             greedy_prompts.meta_info["do_sample"] = False
@@ -90,7 +90,7 @@ class StepGenerator:
 
         The reward is NaN where a model beside the policy did not judge the answer.
         """
-        batch = self.trainer._generate_multi_turn_sequences(prompts)
+        batch = self.trainer.play(prompts)
         scores, infos = self.trainer.score(batch, self.trainer.reward_fn)
         episodes = EpisodeRows(batch)
         rewards = episodes.join(scores).sum(dim=1).tolist()

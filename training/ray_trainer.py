@@ -12,8 +12,8 @@ no generator's state.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,12 @@ from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
 from data.seeds import sample_ids, step_info
 from data.watchdog import WATCHDOG
-from features.alarms import Alarms
-from features.records.episode_recorder import EpisodeRecorder
 from training.advantage import apply_kl_penalty as apply_kl_penalty
 from training.advantage import compute_advantage as compute_advantage
 from training.advantage import compute_response_mask as compute_response_mask
 from training.async_rollout.group_streaming import stream_groups, streams_groups
 from training.async_rollout.prefetch import Prefetch
+from training.batch.dynamic_sampling import DROPPED
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
@@ -44,6 +43,8 @@ from training.episode_batches import (
     metrics_of_episodes,
 )
 from training.generation import StepGenerator
+from training.observers import ObservedRun, Observer, StepReport
+from training.observers_of_run import open_observers
 from training.reward import RewardFunction, lend_tokenizer
 from training.rollout_mismatch import read_mismatch
 from training.run.checkpoint import CheckpointSaver
@@ -55,11 +56,12 @@ from training.run.data_position import (
     make_val_dataloader,
     open_row_stream,
 )
-from training.run.episode_files import dump
+from training.run.dumps import dump
 from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.step_metrics import compute_step_metrics
-from training.run.progress import Progress
+from training.run.metrics.textless_ids import textless_ids
 from training.run.ray_cluster import ray_cluster
+from training.run.recorded_config import record_config
 from training.run.roles import (
     ResourcePoolManager,
     Role,
@@ -70,7 +72,6 @@ from training.run.roles import need_critic as need_critic
 from training.run.roles import need_reference_policy as need_reference_policy
 from training.run.roles import need_reward_model as need_reward_model
 from training.run.run_lock import run_lock
-from training.run.run_log import RunLog
 from training.run.signals import EndingSignals
 from training.run.step_source import (
     GeneratedStep,
@@ -109,6 +110,8 @@ class RayPPOTrainer:
         collate_fn: list of rows -> dict of tensors and object arrays; None:
             `data.rl_dataset.collate_fn`.
         train_sampler: order of the training rows; None: as `data.shuffle` says.
+        observers: what watches the run, in place of the features' observers and of
+            `trainer.observers`; None: as the config says.
 
     Attributes:
         global_steps: the step that is being made, or was made last.
@@ -117,8 +120,9 @@ class RayPPOTrainer:
         in_step: the weights are in the midst of a step, which must come to its end before a run can
             be saved.
         multi_turn_rollout: plays the agents of a subclass, which makes it in `init_workers`.
-        val_generations: a validation's answers that trackers are still to show, as many as
-            `trainer.log_val_generations` asks for.
+        val_generations: the last validation's answers, as many as `trainer.log_val_generations`
+            asks for.
+        observers: all that watches the run (training/observers.py).
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class RayPPOTrainer:
         collate_fn: Collate | None = None,
         train_sampler: Sampler[int] | None = None,
         device_name: str | None = None,
+        observers: Sequence[Observer] | None = None,
     ) -> None:
         rollout_of_base = RayPPOTrainer._generate_multi_turn_sequences
         overrides = type(self)._generate_multi_turn_sequences is not rollout_of_base
@@ -179,14 +184,30 @@ class RayPPOTrainer:
         batches_per_epoch = self.row_stream.batches_per_epoch
         steps_of_all_epochs = config.trainer.total_epochs * batches_per_epoch
         self.total_training_steps = config.trainer.total_training_steps or steps_of_all_epochs
-        self.alarms = Alarms(config, self.total_training_steps, batches_per_epoch, tokenizer)
-        self.recorder = EpisodeRecorder(config, Path(config.episodes_dir).absolute(), tokenizer)
-        self.progress = Progress(config.trainer.progress)
+        self.textless_ids = textless_ids(tokenizer) if tokenizer is not None else []
+        self.observers = open_observers(self._observed_run(batches_per_epoch), observers)
         self.generator = StepGenerator(self)
         self.step_source = self._make_step_source()
 
     def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
         return PromptCollator(self.config.data, self.tokenizer, collate_fn)
+
+    def _observed_run(self, batches_per_epoch: int) -> ObservedRun:
+        """Says what observers may know of the run."""
+        return ObservedRun(
+            config=self.config,
+            run_dir=self.run_dir,
+            tokenizer=self.tokenizer,
+            steps_per_epoch=batches_per_epoch,
+            textless_ids=self.textless_ids,
+            paid_by_environment=self._is_paid_by_environment(validate=False),
+            val_paid_by_environment=self._is_paid_by_environment(validate=True),
+            total_steps=self.total_training_steps,
+        )
+
+    def _is_paid_by_environment(self, *, validate: bool) -> bool:
+        """Checks whether the environment's rewards are the scores, and nothing else is."""
+        return False
 
     def _make_step_source(self) -> StepSource:
         if self.config.trainer.async_level:
@@ -217,7 +238,10 @@ class RayPPOTrainer:
         if streams_groups(self.config):
             self.phases, self.rollout_wg = stream_groups(self.config, groups, self.reward_fn)
         self.saver = CheckpointSaver(
-            self.run_dir, groups.by_checkpoint_folder(), self.config.trainer
+            self.run_dir,
+            groups.by_checkpoint_folder(),
+            self.config.trainer,
+            on_saved=self.observers.checkpoint_saved,
         )
 
     def open_run(self) -> ExitStack:
@@ -235,7 +259,8 @@ class RayPPOTrainer:
         """Closes environments and ends the workers' processes; the trainer is of no use then."""
         close_environments(self.multi_turn_rollout)
         self.step_source.shutdown()
-        self.recorder.close()
+        self.row_stream.close()
+        self.observers.closed()
         if self.resources is not None:
             self.resources.close()
         self.resources = None
@@ -249,11 +274,11 @@ class RayPPOTrainer:
             self.init_workers()
         if self.global_steps == 0:
             self.load_checkpoint()
-        with self.signals, RunLog(self) as log:
+        with self.signals, self._watched():
             metrics: Metrics = {}
             if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
-                metrics = self.validate()
-                log.add(metrics)
+                metrics = self._validate()
+                self.observers.step_logged(metrics)
             if trainer.val_only:
                 return metrics
             warn_if_nothing_to_train(self.global_steps, self.total_training_steps)
@@ -263,16 +288,29 @@ class RayPPOTrainer:
                 for step in self.training_batches():
                     metrics = self.train_step(step)
                     if self._validates_now():
-                        metrics |= self.validate()
+                        metrics |= self._validate()
                     if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
-                    log.add(metrics)
+                    self.observers.step_logged(metrics)
                     self.on_step(metrics)
                     self.saver.poll()
                     self._end_step()
-                    self.alarms.stop_if_asked()
+                    self.observers.stop_if_asked()
                     if self.signals.received:
                         raise KeyboardInterrupt
+        return metrics
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """Records the settings; observers hear that the steps of the block are made."""
+        run = self.observers.run
+        run.total_steps = self.total_training_steps
+        run.changes = record_config(self.run_dir, self.config, self.global_steps)
+        return self.observers.watching(self.global_steps, self._steps_in_flight())
+
+    def _validate(self) -> Metrics:
+        """Validates, and tells observers."""
+        metrics = self.validate()
+        self.observers.validated(self.global_steps, metrics, self.val_generations)
         return metrics
 
     def training_batches(self) -> Iterator[PendingStep]:
@@ -312,7 +350,7 @@ class RayPPOTrainer:
                     batch = batch.union(self.critic_wg.compute_values(batch))
             with timer("adv"):
                 scores, infos = wait_for_reward()
-                self.alarms.see_scores(scores)
+                self.observers.scored(batch, scores)
                 batch = phases.add_rewards(batch, scores, infos)
                 metrics |= phases.apply_kl_penalty(batch)
                 batch = phases.add_advantages(batch)
@@ -328,9 +366,13 @@ class RayPPOTrainer:
         dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.on_batch(batch)
         metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
-        metrics |= self.alarms.check(batch, metrics, self.global_steps)
-        self.recorder.trained(batch, phases.take_probe_records(), metrics, self.global_steps)
-        return metrics
+        report = StepReport(
+            step=self.global_steps,
+            batch=batch,
+            metrics=metrics,
+            records=phases.take_probe_records(),
+        )
+        return metrics | self.observers.step_made(report)
 
     def learn(self, batch: DataProto) -> Metrics:
         """Makes a step of a batch that `generate` gave; returns its metrics."""
@@ -343,7 +385,8 @@ class RayPPOTrainer:
         self.saver.poll()
         self.in_step = True
         staleness = self.step_source.mask_stale_groups(generated.batch, self.global_steps)
-        self.recorder.begin_update(generated.batch)
+        self.observers.update_begins(generated.batch, self.global_steps)
+        generated.batch.meta_info.pop(DROPPED, None)
         return generated.batch, generated.metrics | staleness
 
     def _end_step(self) -> None:
@@ -403,6 +446,12 @@ class RayPPOTrainer:
         self.rollout_wg.sleep_rollout()
         return batch, metrics
 
+    def play(self, prompts: DataProto) -> DataProto:
+        """Answers prompts, or plays described episodes, and tells observers."""
+        batch = self._generate_multi_turn_sequences(prompts)
+        self.observers.played(batch)
+        return batch
+
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
         """Runs the rollout itself; here every prompt is answered once."""
         return self.rollout_wg.generate_sequences(gen_batch)
@@ -420,7 +469,7 @@ class RayPPOTrainer:
         return validate(self)
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> Metrics:
-        textless = self.alarms.textless_ids
+        textless = self.textless_ids
         return {
             "training/global_step": self.global_steps,
             "training/epoch": self.position.epoch,
@@ -462,7 +511,7 @@ class RayPPOTrainer:
             epoch=self.position.epoch,
             rows_done=self.position.rows_done,
             kl_coef=float(self.phases.kl_controller.value),
-            alarms=self.alarms.state_dict(),
+            observers=self.observers.state_dict(),
             estimator=dict(self.phases.estimator_state),
         )
 
@@ -473,8 +522,15 @@ class RayPPOTrainer:
         self.row_stream.seek(state.position)
         self.phases.kl_controller.value = state.kl_coef
         self.phases.estimator_state = dict(state.estimator)
-        if state.alarms is not None:
-            self.alarms.load_state_dict(state.alarms)
+        self.observers.load_state_dict(state.observers)
+
+    def _steps_in_flight(self) -> list[int]:
+        """Lists the steps that are generated whole ahead of their turn."""
+        steps = []
+        for step in self.step_source.in_flight():
+            if step.done() and step.exception() is None:
+                steps.append(int(step.result().batch.meta_info["global_steps"]))
+        return steps
 
     def load_checkpoint(self, folder: Path | None = None) -> None:
         """Goes on from this checkpoint, or the one that the config names or finds, if any.
@@ -489,12 +545,11 @@ class RayPPOTrainer:
         if checkpoint is None:
             if not trainer.val_only:
                 set_aside(self.run_dir)
-            self.recorder.start_from(0)
+            self.observers.went_to(0)
             return
         self.saver.load_groups(checkpoint)
         self.load_driver_state(load_driver_state(checkpoint))
         self.step_source.restore(checkpoint)
-        restored = [step.result().batch.meta_info for step in self.step_source.in_flight()]
-        self.recorder.start_from(self.global_steps, [info["global_steps"] for info in restored])
+        self.observers.went_to(self.global_steps, self._steps_in_flight())
         self.sync_weights()
         logger.info("resumed from %s", checkpoint)

@@ -230,14 +230,13 @@ class StepPhases:
     def _add_loss_fields(self, batch: DataProto) -> None:
         """Adds what is read of `episode_share` (B,), `observation_mask`, `old_log_probs` (B, R).
 
-        And `row_number` (B,), by which the update's records find their rows again.
+        And `row_number` (B,), by which probes' records find their rows again.
         """
-        if self.config.agent.records_episodes:
-            numbers = torch.arange(len(batch)) + self.rows_so_far
-            is_dummy = batch.non_tensor_batch["uid"].astype(object) == DUMMY_UID
-            numbers[torch.from_numpy(is_dummy)] = -1
-            batch.batch["row_number"] = numbers
-            self.rows_so_far += len(batch)
+        numbers = torch.arange(len(batch)) + self.rows_so_far
+        is_dummy = batch.non_tensor_batch["uid"].astype(object) == DUMMY_UID
+        numbers[torch.from_numpy(is_dummy)] = -1
+        batch.batch["row_number"] = numbers
+        self.rows_so_far += len(batch)
         if self.config.actor_rollout_ref.actor.loss_agg_counts == "episodes":
             shares = EpisodeRows(batch).shares()
             if shares is not None:

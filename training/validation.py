@@ -9,7 +9,7 @@ import numpy as np
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
-from training.run.episode_files import dump, readable_rows
+from training.run.dumps import dump, readable_rows
 from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.validation_metrics import (
     flatten_validation_metrics,
@@ -79,7 +79,7 @@ def play_validation(trainer: Any) -> ValidationSamples:
     samples = ValidationSamples()
     trainer.val_generations = []
     n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
-    trainer.recorder.begin_validation(trainer.global_steps)
+    trainer.observers.validation_begins(trainer.global_steps)
     for rows in trainer.val_dataloader:
         first_group = len(samples.uids) // n
         batch, values, tokens = _validate_batch(trainer, rows, n, first_group)
@@ -97,11 +97,11 @@ def _validate_batch(
     """
     settings = trainer.config.trainer
     prompts = trainer.prompt_batch(rows, n, first_group, validate=True)
-    with trainer.progress.showing("validation"):
-        batch = trainer._generate_multi_turn_sequences(prompts)
+    with trainer.observers.generating(trainer.global_steps, validate=True):
+        batch = trainer.play(prompts)
     scores, infos = trainer.score(batch, trainer.val_reward_fn)
     batch.batch["token_level_scores"] = scores
-    trainer.recorder.scored(batch)
+    trainer.observers.scored(batch, scores)
     dump(
         batch,
         settings.validation_data_dir,

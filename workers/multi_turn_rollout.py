@@ -29,8 +29,6 @@ from data.turn_tokens import Tools, TurnTokens
 from features.mcp.mcp_session import McpServer
 from features.programs.spec import ProgramSpec
 from features.programs.with_verifiers.spec import verifiers_spec
-from features.records.row_records import row_records
-from features.records.token_origins import TokenOrigins
 from training.config import PPOConfig
 from training.config.loader import ConfigError
 from training.config.model_settings import model_settings
@@ -44,8 +42,9 @@ from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_descriptions import describe_episodes
-from workers.rollout.episode_records import encode_record, episode_facts, episode_record
+from workers.rollout.episode_facts import episode_facts
 from workers.rollout.failure_policy import apply_failure_policy
+from workers.rollout.keepers import open_keepers
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 
@@ -93,7 +92,7 @@ class AgentRollout:
             template_kwargs=dict(config.data.apply_chat_template_kwargs),
             eos_token_ids=engine.eos_token_ids,
         )
-        self.origins = TokenOrigins(self.tokens)
+        self.keepers = open_keepers(config, self.tokens)
         self.pool = None
         if is_leader(group):
             self.pool = open_mixed_pool(config, specs, engine.max_model_len)
@@ -153,19 +152,18 @@ class AgentRollout:
         """Makes a batch of the episodes' rows, in order, once the failure policy was applied.
 
         Returns:
-            What `build_batch` gives, `environment_rewards` (B, R), where episodes are recorded
-            `token_origins` (B, R), the description's columns, `anchors`, `ending`, `episode_row`
-            (number of the row in its episode) and `episode_facts` (a dict in each episode's first
-            row, None in others); where programs play, those of `speaker_columns`.
+            What `build_batch` gives, `environment_rewards` (B, R), tensors of features
+            (workers/rollout/keepers.py), the description's columns, `anchors`, `ending`,
+            `episode_row` (number of the row in its episode) and `episode_facts` (a dict in each
+            episode's first row, None in others); where programs play, those of `speaker_columns`.
         """
-        facts, origins = self._apply_failure_policy(episodes)
+        facts = self._apply_failure_policy(episodes)
         training_rows = list_training_rows(episodes)
         rows = [each.row for each in training_rows]
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
-        if self.config.agent.records_episodes:
-            batch.batch["token_origins"] = torch.from_numpy(
-                origin_matrix(origins, self.engine.response_length)
-            )  # (B, R)
+        for keeper in self.keepers:
+            for name, column in keeper.columns(self.engine.response_length).items():
+                batch.batch[name] = column
         rewards = reward_matrix(rows, self.engine.response_length)
         batch.batch["environment_rewards"] = torch.from_numpy(rewards)  # (B, R)
         descriptions = np.array(
@@ -184,31 +182,20 @@ class AgentRollout:
             columns |= speaker_columns(training_rows, columns["data_source"])
         return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
-    def _apply_failure_policy(
-        self, episodes: Sequence[Episode]
-    ) -> tuple[list[dict[str, Any]], list[bytes]]:
-        """Applies the failure policy to each episode, and returns their facts.
-
-        Where episodes are recorded, the facts hold a `record` (see `take_played_episodes`), of the
-        episode before the policy; and the origins of each row's tokens are returned beside them.
-        """
-        agent = self.config.agent
-        facts = []
-        origins: list[bytes] = []
-        if not agent.records_episodes:
-            for episode in episodes:
-                apply_failure_policy(episode, agent)
-                facts.append(episode_facts(episode))
-            return facts, origins
-        rows = row_records([row for episode in episodes for row in episode.rows])
+    def _apply_failure_policy(self, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+        """Applies the failure policy to each episode; returns their facts, keepers' among them."""
+        for keeper in self.keepers:
+            keeper.begin(episodes)
+        all_facts = []
         for episode in episodes:
-            of_rows = self.origins.of_episode(episode)
-            apply_failure_policy(episode, agent)
-            of_episode = episode_facts(episode)
-            record = episode_record(episode, rows, of_rows)
-            facts.append(of_episode | {"record": encode_record(of_episode, record)})
-            origins += [row.origins for row in of_rows]
-        return facts, origins
+            for keeper in self.keepers:
+                keeper.before_policy(episode)
+            apply_failure_policy(episode, self.config.agent)
+            facts = episode_facts(episode)
+            for keeper in self.keepers:
+                facts |= keeper.after_policy(episode, facts)
+            all_facts.append(facts)
+        return all_facts
 
     def close(self) -> None:
         """Shuts the environment pool down."""
@@ -254,12 +241,6 @@ def reward_matrix(rows: Sequence[Row], width: int) -> np.ndarray:
         for position, reward in row.reward_at.items():
             rewards[i, position] = reward
     return rewards
-
-
-def origin_matrix(origins: Sequence[bytes], width: int) -> np.ndarray:
-    """Returns where each row's tokens come from, 0 on padding: (B, width) int8."""
-    padded = b"".join(of_row.ljust(width, b"\0") for of_row in origins)
-    return np.frombuffer(bytearray(padded), np.int8).reshape(len(origins), width)
 
 
 # How agents and their environments are built.

@@ -1,4 +1,4 @@
-"""Holds the parts of a worker that trains: the model, its optimiser and schedule, checkpoints.
+"""What a worker that trains a model has: the model, its optimiser and schedule, checkpoints.
 
 Invariant: weights change only in `_update`, which waits until a checkpoint that is being written
 has its copy.

@@ -5,6 +5,20 @@ stand by what they look at: `batch_rules`, `reward_rules`, `engine_rules`, `upda
 `machine_rules`, and others.
 """
 
-from features.alarms.catalogue import ADVICE as ADVICE
-from features.alarms.monitor import Alarms as Alarms
-from features.alarms.monitor import AlarmStop as AlarmStop
+import importlib
+from typing import Any
+
+# Names of this package -> the module that has them, and what they are called there.
+NAMES = {
+    "ADVICE": ("features.alarms.catalogue", "ADVICE"),
+    "Alarms": ("features.alarms.monitor", "Alarms"),
+    "AlarmStop": ("training.observers", "RunStopped"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name at its first use: a config asks for the settings alone."""
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, own_name = NAMES[name]
+    return getattr(importlib.import_module(module), own_name)

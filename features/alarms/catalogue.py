@@ -3,8 +3,16 @@
 features/alarms/README.md says what each means.
 """
 
+import re
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
+
+from training.config.section import PROJECT_ROOT
+
+# The page that says what each alarm means; it may lie in either place.
+PAGES = (Path(__file__).with_name("README.md"), PROJECT_ROOT / "docs" / "alarms.md")
 
 
 class Place(NamedTuple):
@@ -229,3 +237,23 @@ def view_of(finding: Finding, step: int) -> str:
     if finding.alarm in VIEWS:
         parts.append(VIEWS[finding.alarm])
     return f"list?{'&'.join(parts)}"
+
+
+def page() -> Path | None:
+    """Returns the page that says what each alarm means, where it is there."""
+    return next((place for place in PAGES if place.is_file()), None)
+
+
+@cache
+def meanings() -> dict[str, str]:
+    """Reads what the alarms' page says that each alarm means; nothing where it is not there."""
+    place = page()
+    if place is None:
+        return {}
+    found = {}
+    for line in place.read_text(encoding="utf-8").splitlines():
+        cells = line.split(" | ")
+        if len(cells) == 2 and cells[0].startswith("| `"):
+            for name in re.findall(r"`(\w+)`", cells[0]):
+                found[name] = cells[1].removesuffix(" |").strip()
+    return found

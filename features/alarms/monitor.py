@@ -5,15 +5,16 @@ long, and is counted in the metrics as alarms/NAME. Invariant: rules read and ne
 run with and without them has the same numbers.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from data.protocol import DataProto
 from features.alarms import (
@@ -33,95 +34,82 @@ from features.alarms.reference_rules import ReferenceRules
 from features.alarms.repeat_rules import RepeatRules
 from features.alarms.reward_rules import FEWEST_EPISODES, RewardRules, ScoreRules
 from features.alarms.sampling_rules import SamplingRules
+from features.alarms.settings import AlarmSettings
 from features.alarms.silence_rules import SilenceRules
 from features.alarms.spread_rules import GroupSpread
 from training.batch.episode_rows import EpisodeRows
-from training.config import PPOConfig
-from training.run.metrics.textless_ids import textless_ids
+from training.observers import Notice, ObservedRun, Observer, StepReport, StopRequest
+from training.run.exit_codes import MEND
 
 # The package's own name, as it is what users know.
 logger = logging.getLogger("features.alarms")
 
 
-class AlarmStop(RuntimeError):
-    """Ends a run with `trainer.alarms=stop`; says what stands."""
+def open_alarms(run: ObservedRun) -> Alarms | None:
+    """Opens the alarms of a run; None where it wants none."""
+    if run.config.section(AlarmSettings).mode == "off":
+        return None
+    return Alarms(run)
 
 
-class Ringing(NamedTuple):
-    """Tells of an alarm that was said in this step.
-
-    Attributes:
-        view: the viewer's address of what rang it.
-    """
-
-    alarm: str
-    text: str
-    view: str
-
-
-class Alarms:
+class Alarms(Observer):
     """Watches a run's steps.
 
     Args:
-        config: the run's; `trainer.alarms` says what an alarm does.
-        total_steps: of the run, over which learning rates are scheduled; None: not known.
-        steps_per_epoch: after how many steps prompts come again; None: not known.
-        tokenizer: says which token ends a turn, and how many there are; None: not known.
+        run: the run; `alarms.mode` says what an alarm does.
 
     Attributes:
-        paid_by_environment: the environment's rewards are the scores, and nothing else is.
-        said: the alarms that the last step's check has logged.
-        textless_ids: of tokens that say nothing; none where there is no tokenizer.
+        standing: the alarms that stand, as sentences.
     """
 
-    def __init__(
-        self,
-        config: PPOConfig,
-        total_steps: int | None = None,
-        steps_per_epoch: int | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> None:
+    def __init__(self, run: ObservedRun) -> None:
+        config = run.config
+        tokenizer = run.tokenizer
         self.config = config
-        self.paid_by_environment = False
+        self.stops = config.section(AlarmSettings).mode == "stop"
+        self.paid_by_environment = run.paid_by_environment
         self.eos_token_id = tokenizer.eos_token_id if tokenizer is not None else None
         self.vocabulary = len(tokenizer) if tokenizer is not None else 0
         self.history = History()
         self.reward_rules = RewardRules(config.data.reward_fn_key)
         self.score_rules = ScoreRules()
         self.length_rules = LengthRules()
-        self.repeat_rules = RepeatRules(steps_per_epoch)
-        self.rate_rules = RateRules(config, total_steps)
+        self.repeat_rules = RepeatRules(run.steps_per_epoch)
+        self.rate_rules = RateRules(config, run.total_steps)
         self.reference_rules = ReferenceRules(config)
         self.engine_rules = EngineRules(config)
         self.sampling_rules = SamplingRules(config)
-        self.textless_ids = textless_ids(tokenizer) if tokenizer is not None else []
-        self.silence_rules = SilenceRules(config.data.reward_fn_key, self.textless_ids)
+        self.silence_rules = SilenceRules(config.data.reward_fn_key, list(run.textless_ids))
         # The step since which each finding stands.
         self.since: dict[str, int] = {}
         self.broken_rules: set[str] = set()
-        # What stands now, as sentences.
         self.standing: list[str] = []
-        self.said: list[Ringing] = []
+        # The step whose update goes on.
+        self._step: int | None = None
 
-    def see_scores(self, scores: Tensor) -> None:
+    def update_begins(self, batch: DataProto) -> None:
+        """Notes the step, whose scores are to come."""
+        self._step = batch.meta_info.get("global_steps")
+
+    def scored(self, batch: DataProto, scores: Tensor) -> None:
         """Sees what a step's rows were given, (B, R), before anything is made of it."""
-        if self.config.trainer.alarms != "off":
+        info = batch.meta_info
+        # With dynamic sampling another step's may come in between.
+        if not info.get("validate") and info.get("global_steps") == self._step:
             self.score_rules.given = scores.sum(1, dtype=torch.float64)
 
-    def check(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, float]:
-        """Looks at a step, once it is made.
+    def step_made(self, report: StepReport) -> dict[str, float]:
+        """Looks at a step.
 
         Returns: `alarms/count`, and alarms/NAME: for how many steps each stands.
         """
-        if self.config.trainer.alarms == "off":
-            return {}
         began = time.perf_counter()
-        metrics = {**metrics, "perf/driver_memory_gib": machine_rules.driver_memory()}
-        findings = self._run_rules(batch, metrics, step)
+        step = report.step
+        metrics = {**report.metrics, "perf/driver_memory_gib": machine_rules.driver_memory()}
+        findings = self._run_rules(report.batch, metrics, step)
         self.history.add(metrics)
         self.since = {alarm: self.since.get(alarm, step) for alarm in findings}
         self.standing = []
-        self.said = []
         results: dict[str, float] = {}
         for alarm, finding in findings.items():
             steps_standing = step - self.since[alarm] + 1
@@ -139,16 +127,17 @@ class Alarms:
             is_power_of_two = steps_due & (steps_due - 1) == 0
             if is_power_of_two:
                 logger.warning("%s", sentence)
-                self.said.append(Ringing(alarm, sentence, view_of(finding, step)))
+                report.notices.append(Notice(alarm, sentence, view_of(finding, step)))
         results["alarms/count"] = float(len(self.standing))
         results["timing_s/alarms"] = time.perf_counter() - began
         return results
 
-    def stop_if_asked(self) -> None:
-        """Raises AlarmStop where an alarm stands and `trainer.alarms` is stop."""
-        if self.standing and self.config.trainer.alarms == "stop":
-            advice = "trainer.alarms=stop ends the run; warn goes on all the same"
-            raise AlarmStop("\n".join([*self.standing, advice]))
+    def wants_to_stop(self) -> StopRequest | None:
+        """Ends the run where an alarm stands and `alarms.mode` is stop."""
+        if not (self.standing and self.stops):
+            return None
+        advice = "alarms.mode=stop ends the run; warn goes on all the same"
+        return StopRequest("\n".join([*self.standing, advice]), MEND)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps."""

@@ -33,12 +33,12 @@ from data.seeds import step_info
 from data.turn_tokens import TurnTokens
 from features.chat.players import Calls, CallsHere, PersonEngine, ShownCalls
 from features.chat.terminal import ENVIRONMENT_HELP, HELP, EnvironmentsVoice, Terminal
+from features.records.feature import write_episodes
 from training.building import read_tasks
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, load_config
 from training.config.resources.files import unwritable_folder
-from training.run.episode_files import write_episodes
 from training.run.files import from_here
 from training.run.model_source import local_model, tokenizer_folder
 from training.run.named_model import CannotUse
@@ -58,7 +58,7 @@ ROLES = ("environment", "policy", "watcher")
 PERSON = "custom.envs.person:PersonEnvironment"
 # One rank plays, what fails is not played again, and the record is written whatever the run keeps.
 ONE_EPISODE = (
-    "~agent.episodes_keep",
+    "~records.keep_gib",
     "trainer.launcher=local",
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=1",
@@ -162,7 +162,7 @@ def read_chat(args: argparse.Namespace, words: Sequence[str], signals: EndingSig
     unwritable = list(unwritable_folder("--out", str(out)))
     if unwritable:
         raise ConfigError(unwritable)
-    own.append(f"agent.episodes_dir={out.absolute() / 'episodes'}")
+    own.append(f"records.folder={out.absolute() / 'episodes'}")
     # Read again as the episode is played, so that its config.yaml says so.
     own.append(f"actor_rollout_ref.model.path={tokenizer_folder(args.chat)}")
     own += [

@@ -23,15 +23,16 @@ from features.evaluation.config import evaluation_config
 from features.evaluation.evaluated_model import EvaluatedModel
 from features.evaluation.evaluation_worker import EvaluationWorker
 from features.evaluation.summary import Pairing, score_metrics, summarise
-from features.trackers import FileTracker
 from training.agent_trainer import AgentTrainer, validation_endings
 from training.building import build_trainer
 from training.config import PPOConfig
 from training.config.loader import ConfigError
 from training.config.reference import to_yaml
+from training.features import features
 from training.ray_trainer import RayPPOTrainer
 from training.run.checkpoint_contents import ACTOR, LATEST, MANIFEST, SAVED_STEPS
 from training.run.files import write_atomically
+from training.run.metrics_file import METRICS_FILE, LineFile, as_record, read_records
 from training.run.named_model import CannotUse
 from training.run.recorded_config import flat_settings
 from training.run.roles import Role
@@ -145,7 +146,7 @@ def evaluate_model(
         _require_rows(trainer)
         trainer.init_workers()
         # Those of an earlier evaluation may be of another model, and of its tokenizer.
-        trainer.recorder.shelf.set_aside()
+        _set_records_aside(out)
         write_atomically(out / CONFIG, to_yaml(trainer.config))
         engines: Any = trainer.rollout_wg
         engines.load_weights(model.weights)
@@ -162,6 +163,15 @@ def evaluate_model(
     del trainer, engines
     gc.collect()
     return evaluation
+
+
+def _set_records_aside(out: Path) -> None:
+    """Moves the records of an earlier evaluation out of the way, where records are a feature."""
+    if "records" not in features():
+        return
+    from features.records.feature import set_records_aside
+
+    set_records_aside(out / "episodes")
 
 
 def _build_trainer(
@@ -263,9 +273,9 @@ def write_evaluation(
         "metrics": metrics,
     }
     write_json(out / RESULT, result)
-    tracker = FileTracker(out / "metrics.jsonl", resume_step=0)
-    tracker.log(metrics, evaluation.model.step)
-    tracker.close()
+    file = LineFile(out / METRICS_FILE, 0, read_records)
+    file.append(as_record(metrics, evaluation.model.step))
+    file.close()
     return result
 
 

@@ -14,8 +14,8 @@ from platform import python_version
 from typing import Any
 
 from features.export.exported_model import CheckpointModel
-from features.trackers import read_records
 from training.config.schema.ppo import PPOConfig
+from training.run.metrics_file import read_records
 from training.run.named_model import is_hub_name
 from training.run.validation_names import REWARDS, is_validation_mean
 

@@ -1,7 +1,7 @@
 """The lines of a run's episode files: of episodes that were played, and of prompts and answers.
 
 Invariant: a batch's episodes are handed out once. The engine's process has put the record of an
-episode among its facts (workers/rollout/episode_records.py), from where it is taken; a batch of
+episode among its facts (episode_records.py), from where it is taken; a batch of
 prompts has no such facts, and is marked.
 """
 

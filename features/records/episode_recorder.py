@@ -6,20 +6,19 @@
 
 Files are written beside the run, by one thread, in the order in which they were handed in.
 Invariant: records are read off a batch and change no number of it; whatever goes wrong costs the
-records, not the run; and they take no more room than `agent.episodes_keep`.
+records, not the run; and they take no more room than `records.keep_gib`.
 """
 
 from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
 
 from data.protocol import DataProto
 from features.records.background_writer import BackgroundWriter
@@ -29,12 +28,13 @@ from features.records.episode_entries import (
     take_played_episodes,
     take_scored_episodes,
 )
+from features.records.episode_files import arrays_file, episode_lines, episodes_file
 from features.records.record_shelf import GIB, TOKENIZER, RecordShelf, Unit
+from features.records.settings import RecordsSettings
 from features.records.step_arrays import Columns, TrainedStep, step_arrays
 from features.records.token_record import token_records
 from training.batch.dynamic_sampling import DROPPED
-from training.config import PPOConfig
-from training.run.episode_files import arrays_file, episode_lines, episodes_file
+from training.observers import ObservedRun, Observer, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -42,21 +42,27 @@ logger = logging.getLogger(__name__)
 BYTES_OF_HEADERS = 16_384
 
 
-class EpisodeRecorder:
-    """Records a run's episodes, where `agent.episodes_keep` is above 0.
+def open_recorder(run: ObservedRun) -> EpisodeRecorder | None:
+    """Opens a run's recorder; None where nothing is recorded."""
+    if not run.config.section(RecordsSettings).is_on:
+        return None
+    return EpisodeRecorder(run)
+
+
+class EpisodeRecorder(Observer):
+    """Records a run's episodes.
 
     Args:
-        config: the run's.
-        folder: where the files go.
-        tokenizer: the policy's.
+        run: the run.
     """
 
-    def __init__(self, config: PPOConfig, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.config = config
-        self.folder = folder
-        self.tokenizer = tokenizer
-        self.is_on = config.agent.records_episodes
-        self.shelf = RecordShelf(folder, config.agent.episodes_keep * GIB)
+    def __init__(self, run: ObservedRun) -> None:
+        settings = run.config.section(RecordsSettings)
+        self.run = run
+        self.config = run.config
+        self.tokenizer: Any = run.tokenizer
+        self.folder = settings.folder_of(run.run_dir)
+        self.shelf = RecordShelf(self.folder, settings.keep_gib * GIB)
         self._writer = BackgroundWriter()
         # The units whose episodes this process has begun to write.
         self._begun: set[Unit] = set()
@@ -68,14 +74,12 @@ class EpisodeRecorder:
 
     # The run
 
-    def start_from(self, step: int, in_flight: Sequence[int] = ()) -> None:
+    def went_to(self, step: int, in_flight: Sequence[int]) -> None:
         """Begins to record behind a step: what is of later ones goes, of another run is set aside.
 
-        Args:
-            step: the step that the run goes on from; 0: it begins.
-            in_flight: steps that are generated already, whose episodes stay.
+        The episodes of the steps in flight stay.
         """
-        if not self.is_on or self.config.trainer.val_only:
+        if self.config.trainer.val_only:
             return
         self.flush()
         begins = step == 0 and not self._has_started
@@ -90,44 +94,45 @@ class EpisodeRecorder:
         except OSError as error:
             self._warn("records of an earlier run are in the way", error)
 
-    @contextmanager
-    def flushed(self) -> Iterator[None]:
-        """Waits, behind the block, until all that was handed in is written."""
-        try:
-            yield
-        finally:
-            self.flush()
+    def run_ended(self, error: BaseException | None) -> None:
+        """Waits until all that was handed in is written."""
+        self.flush()
 
     def flush(self) -> None:
         """Waits until all that was handed in is written, or the disk seems to hang."""
         if not self._writer.flush():
             self._warn("what is left", TimeoutError(f"{self.folder} takes no more"))
 
-    def close(self) -> None:
+    def closed(self) -> None:
         """Waits as `flush` does, and ends the thread that writes."""
         if not self._writer.close():
             self._warn("what is left", TimeoutError(f"{self.folder} takes no more"))
 
     # The records
 
-    def begin_validation(self, step: int) -> None:
+    def validation_begins(self, step: int) -> None:
         """Begins a validation, whose file takes the place of one that was there."""
-        if self.is_on:
-            unit = Unit(validate=True, step=step)
-            self._submit(f"validation of step {step}", lambda: self._begun.discard(unit))
+        unit = Unit(validate=True, step=step)
+        self._submit(f"validation of step {step}", lambda: self._begun.discard(unit))
 
-    def played(self, batch: DataProto) -> None:
+    def played(self, batch: DataProto, step: int, validate: bool) -> None:
         """Records episodes as they were played and paid by their environments."""
-        if not self.is_on:
+        run = self.run
+        are_scores = run.val_paid_by_environment if validate else run.paid_by_environment
+        if not are_scores:
             return
         entries = take_played_episodes(batch)
         # Greedy answers are baselines: nothing is trained on them.
         if entries and batch.meta_info.get("do_sample", True):
             self._write_entries(_unit_of(batch), lambda: entries)
 
-    def scored(self, batch: DataProto) -> None:
-        """Records the episodes of a batch whose scores are there, unless they are recorded."""
-        if not self.is_on or batch.meta_info.get(RECORDED):
+    def scored(self, batch: DataProto, scores: Tensor) -> None:
+        """Records the episodes of a batch that has its scores, unless they are recorded."""
+        if "token_level_scores" in batch.batch:
+            self._record_scored(batch)
+
+    def _record_scored(self, batch: DataProto) -> None:
+        if batch.meta_info.get(RECORDED):
             return
         if "episode_facts" in batch.non_tensor_batch:
             entries = take_scored_episodes(batch)
@@ -142,37 +147,29 @@ class EpisodeRecorder:
             lambda: prompt_episodes(rows, self.tokenizer, data.prompt_key, data.reward_fn_key),
         )
 
-    def begin_update(self, batch: DataProto) -> None:
+    def update_begins(self, batch: DataProto) -> None:
         """Sees a batch whose update begins, once groups that are too old are masked."""
-        self._dropped = batch.meta_info.pop(DROPPED, [])
+        self._dropped = batch.meta_info.get(DROPPED, [])
         self._stale = frozenset()
-        if self.is_on and self.config.trainer.async_level and "turn_ids" in batch.batch:
+        if self.config.trainer.async_level and "turn_ids" in batch.batch:
             was_sampled = (batch.batch["turn_ids"] >= 0).any(dim=1)
             is_masked = ~batch.batch["response_mask"].bool().any(dim=1)
             uids = batch.non_tensor_batch["uid"][(was_sampled & is_masked).numpy()]
             self._stale = frozenset(str(uid) for uid in uids)
 
-    def trained(
-        self,
-        batch: DataProto,
-        records: Sequence[Mapping[str, Any]],
-        metrics: dict[str, float],
-        step: int,
-    ) -> None:
-        """Records a step that was made: its batch, what the update made of it, and its metrics."""
-        if not self.is_on:
-            return
-        self.scored(batch)
+    def step_made(self, report: StepReport) -> None:
+        """Records a step: its batch, what the update made of it, and its metrics."""
+        self._record_scored(report.batch)
         trained = TrainedStep(
-            step=step,
-            batch=batch.select(),
-            records=token_records(records),
-            updates_policy=step > self.config.trainer.critic_warmup,
+            step=report.step,
+            batch=report.batch.select(),
+            records=token_records(report.records),
+            updates_policy=report.step > self.config.trainer.critic_warmup,
             stale=self._stale,
             dropped=self._dropped,
-            metrics=dict(metrics),
+            metrics=dict(report.metrics),
         )
-        self._submit(f"the arrays of step {step}", lambda: self._write_arrays(trained))
+        self._submit(f"the arrays of step {report.step}", lambda: self._write_arrays(trained))
 
     # In the thread
 

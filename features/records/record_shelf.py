@@ -179,7 +179,7 @@ class RecordShelf:
             if victim is None:
                 raise NoRoom(
                     f"{size / GIB:.3f} GiB more have no room in {self.folder}: "
-                    f"agent.episodes_keep={self.most_bytes / GIB:g} GiB, and the disk has "
+                    f"records.keep_gib={self.most_bytes / GIB:g} GiB, and the disk has "
                     f"{shutil.disk_usage(there).free / GIB:.1f} GiB free"
                 )
             used -= self._remove(victim)

@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from data.protocol import DUMMY_UID, DataProto
+from features.records.settings import RecordsSettings
 from features.records.token_fates import FATES, StepTokens, rejected_in_loss, token_fates
 from features.records.token_origins import ENVIRONMENT, SAMPLED
 from features.records.token_record import UpdateRecord
@@ -117,7 +118,7 @@ def step_arrays(trained: TrainedStep, config: PPOConfig) -> Columns:
     tokens = rows.tokens()
     update = _joined_records(trained.records, rows)
     columns["times_trained"] = update.times_trained
-    if config.agent.record_gradients:
+    if config.section(RecordsSettings).gradients:
         columns["gradient_share"] = update.gradient_shares
     tokens |= update.tokens
     step_tokens = _step_tokens(trained, config, rows, tokens, update)

@@ -4,35 +4,50 @@ A run that recorded its events has what was said. For an older one the metrics `
 when each began, and how long it stood.
 """
 
-import re
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from features.alarms.catalogue import ADVICE, Finding, view_of
 from features.run_page.run_folder import RunFolder
-from training.config.section import PROJECT_ROOT
+from training.features import features
 
+# The feature that knows what alarms mean.
+ALARMS = "alarms"
 PREFIX = "alarms/"
 COUNT = "alarms/count"
-DOCS = PROJECT_ROOT / "features" / "alarms" / "README.md"
 MOST_ROWS = 400
 MOST_SPANS = 300
 
 
-@cache
 def meanings() -> dict[str, str]:
-    """Reads what the alarms' page says that each means; nothing where the page is not there."""
-    if not DOCS.is_file():
+    """Returns what each alarm means; nothing where the alarms' feature is not there."""
+    if ALARMS not in features():
         return {}
-    found = {}
-    for line in DOCS.read_text(encoding="utf-8").splitlines():
-        cells = line.split(" | ")
-        if len(cells) == 2 and cells[0].startswith("| `"):
-            for name in re.findall(r"`(\w+)`", cells[0]):
-                found[name] = cells[1].removesuffix(" |").strip()
-    return found
+    from features.alarms.feature import meanings as of_alarms
+
+    return of_alarms()
+
+
+def alarms_page() -> Path | None:
+    """Returns the page that says what each alarm means, where it is there."""
+    if ALARMS not in features():
+        return None
+    from features.alarms.feature import page
+
+    return page()
+
+
+def about(alarm: str, step: int) -> tuple[str, str | None]:
+    """Returns what to check when an alarm rings in a step, and the viewer's address of it.
+
+    "" and None where the alarms' feature is not there, or knows no such alarm.
+    """
+    if ALARMS not in features():
+        return "", None
+    from features.alarms.feature import advice_on, view_of_step
+
+    return advice_on(alarm), view_of_step(alarm, step)
 
 
 def spans_of(folder: RunFolder) -> dict[str, list[list[int]]]:
@@ -103,8 +118,8 @@ def _rows_of_metrics(folder: RunFolder) -> list[dict[str, Any]]:
     """Makes a row of each span of a run that recorded no events."""
     rows = []
     for name, spans in spans_of(folder).items():
-        advice = ADVICE.get(name)
         for first, last in spans:
+            advice, view = about(name, last)
             text = f"alarm {name} stood from step {first} to {last}"
             rows.append(
                 {
@@ -114,7 +129,7 @@ def _rows_of_metrics(folder: RunFolder) -> list[dict[str, Any]]:
                     "said": 1,
                     "name": name,
                     "text": f"{text}; check {advice}" if advice else text,
-                    "view": view_of(Finding(name, ""), last),
+                    "view": view,
                     "meaning": meanings().get(name, ""),
                 }
             )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from features.run_page.alarm_rows import DOCS, MOST_ROWS, alarm_rows, spans_of
+from features.run_page.alarm_rows import MOST_ROWS, alarm_rows, alarms_page, spans_of
 from features.run_page.charts import (
     TIMING,
     charts_of,
@@ -66,6 +66,7 @@ def make_content(
     names = sorted({name for group in groups for name in group.names})
     run_names = names_of(runs)
     title = runs[0].name if len(runs) == 1 else " · ".join(group.name for group in groups)
+    alarm_docs = alarms_page()
     content = {
         "title": title,
         "written": time.time(),
@@ -74,7 +75,7 @@ def make_content(
         "metrics": [_described(name) for name in names],
         "runs": [_facts_of(run, page) | {"name": run_names[run.path]} for run in runs],
         "differences": table_of_groups(groups),
-        "alarmDocs": _link(DOCS, page) if DOCS.is_file() else None,
+        "alarmDocs": _link(alarm_docs, page) if alarm_docs is not None else None,
     }
     shown: dict[str, Any] = visible(content)
     # Curves are long, and hold no text but names.

@@ -15,7 +15,6 @@ costs the line, not the run.
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,8 +36,6 @@ FAILED = "failed"
 LAST_TIME = 1e11
 # No run gets further; pages hold steps in 32 bits.
 LAST_STEP = 2**31 - 1
-# So much is read of a metrics.jsonl: more than a step's line.
-LAST_BYTES = 1 << 20
 
 Event = dict[str, Any]
 
@@ -166,25 +163,6 @@ def _read_event(line: str) -> Event:
         "text": str(event.get("text") or ""),
         "view": view if isinstance(view, str) else None,
     }
-
-
-def last_recorded_step(run_dir: Path) -> int:
-    """Reads the last step that a run logged, from the end of its metrics.jsonl; 0: none."""
-    path = run_dir / "metrics.jsonl"
-    if not path.is_file():
-        return 0
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - LAST_BYTES))
-        lines = file.read().decode("utf-8", errors="replace").split("\n")
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and type(record.get("step")) is int:
-            return int(record["step"])
-    return 0
 
 
 def describe_error(error: BaseException, most_chars: int = 600) -> str:

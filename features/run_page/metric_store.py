@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from features.trackers import read_records
+from training.run.metrics_file import read_records
 
 # As the page holds them.
 LARGEST_STEP = 2**31 - 1

@@ -25,7 +25,7 @@ from features.run_page.html import without_broken_characters, write_html
 from features.run_page.metric_store import as_float
 from features.run_page.run_folder import RUNNING, RunFolder
 from features.run_page.writer import PAGE, PageSchedule
-from features.trackers import read_records
+from training.run.metrics_file import read_records
 from training.run.validation_names import is_validation_reward, short_name
 
 REWARD_KEY = "critic/score/mean"

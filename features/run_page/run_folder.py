@@ -18,6 +18,8 @@ RUNNING = "running"
 CRASHED = "crashed"
 UNKNOWN = "unknown"
 VIEWER = Path("viewer") / "index.html"
+# Settings that name the folder of a run's episodes, the older one last.
+EPISODE_FOLDERS = ("records.folder", "agent.episodes_dir")
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class RunFolder:
     @property
     def has_episodes(self) -> bool:
         """Checks whether the run's episodes lie where the viewer finds them by itself."""
-        folder = self.settings.get("agent.episodes_dir") or self.path / "episodes"
+        named = [self.settings.get(key) for key in EPISODE_FOLDERS]
+        folder = next((name for name in named if name), self.path / "episodes")
         return Path(str(folder)).is_dir()
 
     @property

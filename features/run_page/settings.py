@@ -26,6 +26,7 @@ OF_ONE_RUN = (
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",
     "agent.episodes_dir",
+    "records.folder",
     *RESUME_SETTINGS,
 )
 

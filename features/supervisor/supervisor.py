@@ -19,6 +19,7 @@ from custom.confine import adopt_orphans, die_with_parent
 from data.watchdog import ATTEMPT, STALLED, end_children
 from features.supervisor.settings import SupervisorSettings
 from training.config import PPOConfig
+from training.features import features
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
 from training.run.out_of_memory import MemoryKills
 from training.run.signals import ENDING_SIGNALS, set_handlers
@@ -27,8 +28,8 @@ logger = logging.getLogger(__name__)
 # Nothing is gained by another attempt, or it was told to end.
 FINAL_CODES = (0, 2, MEND, *(128 + number for number in ENDING_SIGNALS))
 HOW_IT_ENDED = {STALLED: "stalled", OUT_OF_MEMORY: "ran out of memory"}
-# Events with which an attempt is over.
-ENDS = ("end", "restart")
+# The feature that records what happens to a run.
+PAGE = "run_page"
 
 
 def supervise(config: PPOConfig, program: Path, argv: list[str]) -> int | None:
@@ -123,39 +124,25 @@ class Supervisor:
             f"goes on from {start}, with {settings}"
         )
         logger.warning("%s", sentence)
-        self._record("restart", name=how, text=sentence, code=code)
+        self._record(sentence, name=how, code=code)
 
-    def _record(self, kind: str, **parts: Any) -> None:
-        """Adds an event to the run's record, where the run has one."""
-        from features.run_page.events import EventLog, last_recorded_step
+    def _record(self, text: str, **parts: Any) -> None:
+        """Adds a restart to the run's record, where the run has one."""
+        if PAGE not in features():
+            return
+        from features.run_page.feature import add_event
 
-        if self.run_dir.is_dir():
-            EventLog(self.run_dir).add(kind, step=last_recorded_step(self.run_dir), **parts)
+        add_event(self.run_dir, "restart", text=text, **parts)
 
     def _record_end(self, code: int) -> None:
         """Adds how the run ended, where its last attempt could not; and has the page say so."""
-        from features.run_page.events import FAILED, FILE, read_events
-
-        starts = [
-            event
-            for event in read_events(self.run_dir / FILE)
-            if event["kind"] in (*ENDS, "start", "resume") and event["time"] >= self.began
-        ]
-        if code == 0 or not starts or starts[-1]["kind"] in ENDS:
+        if code == 0 or PAGE not in features():
             return
+        from features.run_page.feature import add_end
+
         how = HOW_IT_ENDED.get(code, "failed")
         text = f"the run {how} without a word (exit code {code}, docs/failures.md)"
-        self._record("end", name=how, text=text, exit=FAILED, code=code)
-        self._write_page()
-
-    def _write_page(self) -> None:
-        """Writes the run's page anew, whose last attempt could not."""
-        from features.run_page.report import write_pages
-
-        try:
-            write_pages([self.run_dir])
-        except (OSError, ValueError) as error:
-            logger.warning("the page of %s is not written: %s", self.run_dir, error)
+        add_end(self.run_dir, self.began, name=how, text=text, code=code)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Hands a signal on to the attempt."""

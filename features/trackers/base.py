@@ -10,22 +10,19 @@ package with a network is a class in a file here and a line in `child.RUNS`.
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from features.trackers.console import ConsoleTracker
-from features.trackers.file import METRICS_FILE, FileTracker
+from features.trackers.exchange import PACKAGES, TrackerSettings
+from features.trackers.file import FileTracker
 from features.trackers.interface import Generations, Tracker
 from features.trackers.json_lines import JsonTracker
 from features.trackers.process import ProcessTracker
 from features.trackers.run_ids import RunIds
-from features.trackers.settings import PACKAGES, TrackerSettings
 from features.trackers.tensorboard import TensorBoardTracker
+from training.run.metrics_file import METRICS_FILE
 
 logger = logging.getLogger(__name__)
-# A validation alone writes nothing into the run's folder.
-WRITE_NO_FILE = ("console", "json")
 DEFAULT_TIMEOUT_S = 120.0
 
 
@@ -34,14 +31,13 @@ class Tracking(AbstractContextManager["Tracking"]):
 
     Args:
         project_name, experiment_name: names under which trackers file the run.
-        default_backend: one or several of console, json, file, tensorboard, wandb, mlflow, swanlab,
+        default_backend: one or several of json, file, tensorboard, wandb, mlflow, swanlab,
             trackio, clearml (verl's argument name).
         config: the run's resolved configuration, recorded by trackers that show one.
         local_dir: the run's folder.
         resume_step: the last step of the checkpoint that the run continues from; later records are
             cut. 0: a new run, before which an old metrics.jsonl becomes metrics.jsonl.old, in the
             place of an older one.
-        total_steps: of the whole run, for the console's progress.
         timeout_s: after which a tracker that does not answer is ended.
         python: the Python that has the packages of trackers; None: this one.
         goes_back: the run returns to a step of its past on purpose; see `RunIds`.
@@ -56,7 +52,6 @@ class Tracking(AbstractContextManager["Tracking"]):
         config: dict[str, Any],
         local_dir: str | Path,
         resume_step: int = 0,
-        total_steps: int | None = None,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         python: str | None = None,
@@ -64,7 +59,6 @@ class Tracking(AbstractContextManager["Tracking"]):
     ) -> None:
         self.folder = Path(local_dir)
         self.resume_step = resume_step
-        self.total_steps = total_steps
         self.timeout_s = timeout_s
         self.python = python
         self.settings = TrackerSettings(
@@ -84,8 +78,6 @@ class Tracking(AbstractContextManager["Tracking"]):
                 self._warn(name, error)
 
     def _open(self, name: str) -> Tracker:
-        if name == "console":
-            return ConsoleTracker(self.resume_step, self.total_steps)
         if name == "json":
             return JsonTracker()
         if name == "file":
@@ -150,26 +142,3 @@ class Tracking(AbstractContextManager["Tracking"]):
                 error,
             )
         self._warned.add(name)
-
-
-def open_trackers(config: Any, run_dir: Path, resume_step: int, total_steps: int) -> Tracking:
-    """Opens the trackers that a run's config names.
-
-    A validation alone gets those that write no file: it must not cut the run's back.
-    """
-    trainer = config.trainer
-    names = list(trainer.logger)
-    if trainer.val_only:
-        names = [name for name in names if name in WRITE_NO_FILE] or ["console"]
-    return Tracking(
-        trainer.project_name,
-        trainer.experiment_name,
-        names,
-        config=asdict(config),
-        local_dir=run_dir,
-        resume_step=resume_step,
-        total_steps=total_steps,
-        timeout_s=trainer.tracker_timeout_s,
-        python=trainer.tracker_python,
-        goes_back=trainer.resume_mode == "resume_path",
-    )

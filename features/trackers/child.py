@@ -1,6 +1,6 @@
 """A tracker's process: `python -m features.trackers.child NAME SECONDS`, started by `process`.
 
-It answers the requests of its standard input on its standard output (see `settings`). The package
+It answers the requests of its standard input on its standard output (see `exchange`). The package
 gets neither: what it reads is empty, what it prints goes to the log with its errors. Invariant:
 whatever the package raises is an answer; without the run that asks, the process ends.
 """
@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol, TextIO
 
+from features.trackers.exchange import TrackerSettings
 from features.trackers.interface import Generations
-from features.trackers.settings import TrackerSettings
 
 # The class of each tracker's run, by its name.
 RUNS = {

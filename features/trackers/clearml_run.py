@@ -6,13 +6,13 @@ With CLEARML_OFFLINE_MODE=1 each start is a session of its own, which
 
 from typing import Any
 
+from features.trackers.exchange import TrackerSettings
 from features.trackers.interface import (
     GENERATION_COLUMNS,
     GENERATIONS_NAME,
     Generations,
     as_table,
 )
-from features.trackers.settings import TrackerSettings
 
 # Nothing of this process is the run's. Looking for a repository forks beside ClearML's own threads,
 # where it was seen to hang at the end of the run.

@@ -8,8 +8,8 @@ import json
 import sys
 from collections.abc import Mapping
 
-from features.trackers.file import as_record
 from features.trackers.interface import Generations
+from training.run.metrics_file import as_record
 
 
 class JsonTracker:

@@ -7,8 +7,8 @@ refuses `_`.
 import re
 from typing import Any
 
+from features.trackers.exchange import TrackerSettings, flat_config
 from features.trackers.interface import GENERATION_COLUMNS, Generations, as_table
-from features.trackers.settings import TrackerSettings, flat_config
 
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 # MLflow's own limits: of a request, and of a parameter's value.

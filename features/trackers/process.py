@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from data.watchdog import beat
+from features.trackers.exchange import TrackerSettings
 from features.trackers.interface import Generations
 from features.trackers.run_ids import RunIds
-from features.trackers.settings import TrackerSettings
 
 logger = logging.getLogger(__name__)
 PROJECT = Path(__file__).resolve().parents[2]

@@ -1,45 +1,25 @@
-"""Defines the settings of a tracker's process, its requests and its answers.
+"""The settings of trackers; trainer.logger says which ones a run has."""
 
-A request and an answer are a line of JSON each:
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-    {"open": TrackerSettings, "run_id": …}     {"run_id": …, "url": …}
-    {"log": {metric: value}, "step": n}        {}
-    {"generations": [row, …], "step": n}       {}
-    {"close": failed}                          {}
+from training.config.section import InputPath, PositiveFloat, Section
 
-An answer with "error" says what went wrong; the process goes on.
-"""
-
-from dataclasses import dataclass
-from typing import Any
-
-# The trackers that are packages with a process of their own, by the name of what is imported.
-PACKAGES = ("wandb", "mlflow", "swanlab", "trackio", "clearml")
+if TYPE_CHECKING:
+    from training.config import PPOConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackerSettings:
-    """Holds what every tracker files a run under.
+class TrackingSettings(Section):
+    """How trackers that are packages of their own are run."""
 
-    Attributes:
-        project, experiment: names of the project and of the run.
-        config: the run's resolved configuration.
-        folder: the run's.
-    """
+    #: seconds for which a tracker may not answer, before its process is ended
+    timeout_s: PositiveFloat = 120.0
+    #: the Python that has the trackers' packages; null = the run's own
+    python: InputPath | None = None
 
-    project: str
-    experiment: str
-    config: dict[str, Any]
-    folder: str
+    def problems(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields which packages of trackers are missing."""
+        # Asked for where a run is checked, not where its settings are read.
+        from features.trackers.packages import missing_packages
 
-
-def flat_config(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the configuration's leaves by their dotted keys."""
-    leaves: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            leaves.update(flat_config(value, f"{name}."))
-        else:
-            leaves[name] = value
-    return leaves
+        yield from missing_packages(config.trainer.logger, self.python)

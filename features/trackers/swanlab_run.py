@@ -8,13 +8,13 @@ folder, and a resumed run in a second folder of the same id; SWANLAB_MODE=local 
 import os
 from typing import Any
 
+from features.trackers.exchange import TrackerSettings
 from features.trackers.interface import (
     GENERATION_COLUMNS,
     GENERATIONS_NAME,
     Generations,
     as_table,
 )
-from features.trackers.settings import TrackerSettings
 
 
 class SwanlabRun:

@@ -6,13 +6,13 @@ Trackio continues a run by its name: it is the experiment's with a part that no 
 import uuid
 from typing import Any
 
+from features.trackers.exchange import TrackerSettings
 from features.trackers.interface import (
     GENERATION_COLUMNS,
     GENERATIONS_NAME,
     Generations,
     as_table,
 )
-from features.trackers.settings import TrackerSettings
 
 
 class TrackioRun:

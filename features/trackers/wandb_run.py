@@ -7,13 +7,13 @@ same id, which `wandb sync` joins.
 import os
 from typing import Any
 
+from features.trackers.exchange import TrackerSettings
 from features.trackers.interface import (
     GENERATION_COLUMNS,
     GENERATIONS_NAME,
     Generations,
     as_table,
 )
-from features.trackers.settings import TrackerSettings
 
 
 class WandbRun:

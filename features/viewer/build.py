@@ -35,9 +35,9 @@ from features.viewer.list_columns import (
 )
 from features.viewer.progress import showing
 from features.viewer.records import (
-    Line,
     RecordedEpisode,
     RecordFile,
+    RecordLine,
     list_files,
     parse_episode,
     read_lines,
@@ -73,7 +73,7 @@ MOST_FAULTS = 200
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class RecordedRun:
     """Names a run: its folder, and that of its episodes."""
 
     number: int
@@ -90,7 +90,7 @@ class RunFolder:
 class Outline:
     """Holds what a step needs of an episode before its page is made."""
 
-    line: Line
+    line: RecordLine
     uid: str
     episode_id: str
     reward: float
@@ -100,7 +100,7 @@ class Outline:
 class Step:
     """Holds what all episodes of a file share while they are written."""
 
-    run: RunFolder
+    run: RecordedRun
     file: RecordFile
     update: StepUpdate | None
     credit: StepCredit | None
@@ -108,7 +108,7 @@ class Step:
 
 
 @dataclass
-class Report:
+class ViewerReport:
     """Counts what was made, and keeps what was wrong."""
 
     episodes: int = 0
@@ -127,7 +127,7 @@ class Report:
             self.further_faults += 1
 
 
-def build_viewer(runs: Sequence[RunFolder], out: Path) -> Report:
+def build_viewer(runs: Sequence[RecordedRun], out: Path) -> ViewerReport:
     """Writes the viewer of the runs as the folder `out`, in place of an older one.
 
     Raises:
@@ -198,7 +198,7 @@ class ViewerBuilder:
     """Writes the data of a viewer, run by run."""
 
     def __init__(self, folder: Path) -> None:
-        self.report = Report()
+        self.report = ViewerReport()
         self._folder = folder
         self._data = DataFolder(folder / DATA)
         self._list = EpisodeList(self._data)
@@ -209,7 +209,7 @@ class ViewerBuilder:
         self._sentences = dict(COLUMNS)
         self._steps: list[dict[str, Any]] = []
 
-    def add_run(self, run: RunFolder, advance: Callable[[], None]) -> None:
+    def add_run(self, run: RecordedRun, advance: Callable[[], None]) -> None:
         """Writes all episodes of a run; `advance` is called after each."""
         tokenizer, problem = find_tokenizer(run.folder, run.episodes)
         if problem:
@@ -222,7 +222,7 @@ class ViewerBuilder:
                 self.report.add_fault(f"{run.label}: {file.path.name}: {error}")
 
     def _add_step(
-        self, run: RunFolder, file: RecordFile, texts: TokenTexts, advance: Callable[[], None]
+        self, run: RecordedRun, file: RecordFile, texts: TokenTexts, advance: Callable[[], None]
     ) -> None:
         """Writes the episodes of a step, or of a validation."""
         update = self._read_update(run, file)
@@ -260,7 +260,7 @@ class ViewerBuilder:
         if prepared is not None:
             self._add_prepared(prepared)
 
-    def _read_update(self, run: RunFolder, file: RecordFile) -> StepUpdate | None:
+    def _read_update(self, run: RecordedRun, file: RecordFile) -> StepUpdate | None:
         """Reads what the step's update was given; None where there is none."""
         if file.kind == "val" or not file.update_path.exists():
             return None
@@ -321,7 +321,7 @@ class ViewerBuilder:
         if self._pages.is_overfull:
             self._pages.write()
 
-    def finish(self, runs: Sequence[RunFolder]) -> None:
+    def finish(self, runs: Sequence[RecordedRun]) -> None:
         """Writes what waits, the index and the manifest."""
         self._pages.write()
         self._texts.write()
@@ -382,7 +382,7 @@ class StepReader:
             if text.strip():
                 self._outline(line, text)
 
-    def _outline(self, line: Line, text: bytes) -> None:
+    def _outline(self, line: RecordLine, text: bytes) -> None:
         """Keeps what the step needs of one line."""
         try:
             episode = parse_episode(text)

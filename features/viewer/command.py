@@ -2,7 +2,7 @@
 
 It writes RUN_DIR/viewer/index.html, which a browser opens from the disk, without a server. Several
 folders are put beside each other in one viewer, in that of the first. Invariant: it reads
-RUN_DIR/episodes (or what `agent.episodes_dir` of RUN_DIR/config.yaml names) and writes nothing but
+RUN_DIR/episodes (or what `records.folder` of RUN_DIR/config.yaml names) and writes nothing but
 the viewer and the page of a run that has ended, which then knows that its links lead somewhere; so
 it works while a run goes on and after a crash.
 """
@@ -14,19 +14,19 @@ from pathlib import Path
 
 import yaml
 
-from features.run_page.content import make_content
-from features.run_page.html import write_html
-from features.run_page.run_folder import RUNNING
-from features.run_page.run_folder import RunFolder as RunOfPage
-from features.run_page.writer import PAGE
-from features.viewer.build import Report, RunFolder, build_viewer
+from features.viewer.build import RecordedRun, ViewerReport, build_viewer
 from features.viewer.records import list_files
+from training.features import features
+from training.run.recorded_config import flat_settings
 
+# Settings that name the folder of a run's episodes, the older one last.
+EPISODE_FOLDERS = ("records.folder", "agent.episodes_dir")
+PROGRAM = "python -m features.viewer.command"
 # So many sentences about damaged records are printed.
 MOST_FAULTS = 10
 
 
-def find_run(folder: Path, number: int) -> RunFolder:
+def find_run(folder: Path, number: int) -> RecordedRun:
     """Finds a run's episodes: in RUN_DIR/episodes, where its config says, or in the folder itself.
 
     Raises:
@@ -36,15 +36,15 @@ def find_run(folder: Path, number: int) -> RunFolder:
     for place in places:
         if place.is_dir() and list_files(place):
             run_dir = folder.parent if place == folder and folder.name == "episodes" else folder
-            return RunFolder(number=number, folder=run_dir, episodes=place)
+            return RecordedRun(number=number, folder=run_dir, episodes=place)
     looked = ", ".join(map(str, places))
     raise ValueError(
         f"{folder} holds no episodes (looked for STEP.jsonl and val-STEP.jsonl in {looked}); a run "
-        "records them unless agent.episodes_keep=0"
+        "records them unless records.keep_gib=0"
     )
 
 
-def require_each_once(runs: Sequence[RunFolder]) -> None:
+def require_each_once(runs: Sequence[RecordedRun]) -> None:
     """Raises ValueError where two runs are one, whose episodes would be counted twice."""
     places = [run.episodes.resolve() for run in runs]
     for number, place in enumerate(places):
@@ -55,26 +55,26 @@ def require_each_once(runs: Sequence[RunFolder]) -> None:
 def _configured(config: Path) -> list[Path]:
     """Returns the folder that a recorded config names, if it can be read and names one."""
     try:
-        named = yaml.safe_load(config.read_text())["agent"]["episodes_dir"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        settings = flat_settings(config.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
         return []
-    return [Path(str(named))] if named else []
+    named = [settings.get(key) for key in EPISODE_FOLDERS]
+    return [Path(str(name)) for name in named if name]
 
 
 def rewrite_page(folder: Path) -> None:
-    """Writes the page of a run that has ended anew; one that goes on writes its own."""
-    page = folder / PAGE
-    if not page.is_file():
+    """Writes the page of a run that has ended anew, where the page's feature is there."""
+    if "run_page" not in features():
         return
+    from features.run_page.feature import refresh_page
+
     try:
-        run = RunOfPage.read(folder)
-        if run.status().word != RUNNING:
-            write_html(make_content([run], page), page)
+        refresh_page(folder)
     except (OSError, ValueError) as error:
-        print(f"python -m features.viewer.command: {page} stays as it is: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: the page of {folder} stays as it is: {error}", file=sys.stderr)
 
 
-def summary(report: Report, out: Path) -> str:
+def summary(report: ViewerReport, out: Path) -> str:
     """Says what was made, what it cost, and what could not be read."""
     lines = [
         f"{out / 'index.html'}: {report.episodes} episodes of {report.steps} steps and "
@@ -91,7 +91,7 @@ def summary(report: Report, out: Path) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 2 where there is nothing to show."""
     parser = argparse.ArgumentParser(
-        prog="python -m features.viewer.command",
+        prog=PROGRAM,
         description="Makes a folder that shows a run's episodes in a browser.",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR")
@@ -103,10 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         out = args.out or runs[0].folder / "viewer"
         report = build_viewer(runs, out)
     except (OSError, ValueError) as error:
-        print(f"python -m features.viewer.command: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("python -m features.viewer.command: interrupted, no viewer was made", file=sys.stderr)
+        print(f"{PROGRAM}: interrupted, no viewer was made", file=sys.stderr)
         return 130
     if args.out is None:
         rewrite_page(runs[0].folder)

@@ -11,7 +11,7 @@ import numpy as np
 
 from features.viewer.data_files import DataFolder, plain
 from features.viewer.records import RecordedEpisode, all_texts, as_text, message_text
-from features.viewer.token_columns import RowTokens
+from features.viewer.token_columns import ShownTokens
 from features.viewer.token_texts import TokenTexts
 
 PAGE_BYTES = 1 << 18
@@ -55,7 +55,7 @@ class PageEpisode:
     def of(
         cls,
         episode: RecordedEpisode,
-        rows: list[RowTokens],
+        rows: list[ShownTokens],
         path: dict[str, Any],
         faults: list[str],
         texts: TokenTexts,

@@ -13,7 +13,7 @@ import numpy as np
 
 from features.viewer.data_files import DataFolder, plain
 from features.viewer.records import RecordedEpisode, as_text, message_text
-from features.viewer.token_columns import RowTokens
+from features.viewer.token_columns import ShownTokens
 
 # Episodes in a file of the list.
 CHUNK = 20_000
@@ -83,7 +83,7 @@ def _is_named(call: Any) -> bool:
 
 
 def list_numbers(
-    episode: RecordedEpisode, rows: list[RowTokens], gradient: float
+    episode: RecordedEpisode, rows: list[ShownTokens], gradient: float
 ) -> dict[str, float]:
     """Returns the numbers that the list sorts by; NaN where they were not recorded.
 
@@ -109,13 +109,13 @@ def list_numbers(
     return numbers
 
 
-def engine_column(rows: list[RowTokens]) -> str:
+def engine_column(rows: list[ShownTokens]) -> str:
     """Returns the name of the engine's log-probs: those of the batch where it has them."""
     has_batch = any("rollout_log_probs" in row.columns for row in rows)
     return "rollout_log_probs" if has_batch else "log_probs"
 
 
-def trainer_column(rows: list[RowTokens]) -> str:
+def trainer_column(rows: list[ShownTokens]) -> str:
     """Returns the name of the trainer's log-probs: those of the pass where there were no others."""
     has_old = any("old_log_probs" in row.columns for row in rows)
     return "old_log_probs" if has_old else "log_prob"
@@ -125,7 +125,7 @@ def _loss_mask(columns: dict[str, np.ndarray]) -> np.ndarray:
     return (columns["response_mask"] if "response_mask" in columns else columns["sampled"]) > 0
 
 
-def _largest(rows: list[RowTokens], first: str, second: str) -> float:
+def _largest(rows: list[ShownTokens], first: str, second: str) -> float:
     """Returns the largest |first - second| over sampled tokens."""
     largest = float("nan")
     for row in rows:
@@ -139,7 +139,7 @@ def _largest(rows: list[RowTokens], first: str, second: str) -> float:
     return largest
 
 
-def _mean(rows: list[RowTokens], name: str, less: str | None = None) -> float:
+def _mean(rows: list[ShownTokens], name: str, less: str | None = None) -> float:
     """Averages a column, less another one, over the tokens that the loss took."""
     total, count = 0.0, 0
     for row in rows:
@@ -153,7 +153,7 @@ def _mean(rows: list[RowTokens], name: str, less: str | None = None) -> float:
     return total / count if count else float("nan")
 
 
-def flags(episode: RecordedEpisode, rows: list[RowTokens], step: int) -> dict[str, bool]:
+def flags(episode: RecordedEpisode, rows: list[ShownTokens], step: int) -> dict[str, bool]:
     """Returns what an episode is, or is not; `no_spread` is the group's, and set later."""
     stale = False
     for row in rows:
@@ -172,7 +172,7 @@ def flags(episode: RecordedEpisode, rows: list[RowTokens], step: int) -> dict[st
     }
 
 
-def fate_bits(rows: list[RowTokens]) -> int:
+def fate_bits(rows: list[ShownTokens]) -> int:
     """Returns a bit for each fate that a token of the episode has."""
     bits = 0
     for row in rows:

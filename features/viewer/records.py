@@ -103,7 +103,7 @@ def list_files(folder: Path) -> list[RecordFile]:
 
 
 @dataclass(frozen=True)
-class Line:
+class RecordLine:
     """Says where a line of a file stands, so that it can be read once more.
 
     Attributes:
@@ -116,12 +116,12 @@ class Line:
     length: int
 
 
-def read_lines(path: Path) -> Iterator[tuple[Line, bytes]]:
+def read_lines(path: Path) -> Iterator[tuple[RecordLine, bytes]]:
     """Yields the lines of a file, and where they stand."""
     start = 0
     with path.open("rb") as lines:
         for number, text in enumerate(lines, start=1):
-            yield Line(number=number, start=start, length=len(text)), text
+            yield RecordLine(number=number, start=start, length=len(text)), text
             start += len(text)
 
 

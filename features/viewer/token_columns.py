@@ -86,7 +86,7 @@ class StepUpdate:
 
 
 @dataclass(frozen=True)
-class RowTokens:
+class ShownTokens:
     """Holds a row's token columns; `place` is its number in the update, None: it is not in it."""
 
     columns: dict[str, np.ndarray]
@@ -95,7 +95,7 @@ class RowTokens:
 
 def token_columns(
     episode: RecordedEpisode, update: StepUpdate | None, kind: str, names: FateNames
-) -> tuple[list[RowTokens], list[str]]:
+) -> tuple[list[ShownTokens], list[str]]:
     """Returns the token columns of each row, and what did not fit, in sentences."""
     rows, faults = [], []
     for number, row in enumerate(episode.rows):
@@ -126,7 +126,7 @@ def token_columns(
             columns.update(of_update)
         if "fate" not in columns:
             columns["fate"] = guess_fates(row, _why_not(episode, update, kind), names)
-        rows.append(RowTokens(_typed(columns), place))
+        rows.append(ShownTokens(_typed(columns), place))
     return rows, faults
 
 
@@ -162,7 +162,7 @@ def _typed(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return typed
 
 
-def join_rows(rows: list[RowTokens]) -> EpisodeTokens | None:
+def join_rows(rows: list[ShownTokens]) -> EpisodeTokens | None:
     """Puts the rows that the update had behind each other; None where it had none."""
     updated = [row for row in rows if row.place is not None]
     if not updated:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from features.alarms import Alarms
+from features.alarms.monitor import Alarms
 from features.alarms.probes import gradients
 from features.alarms.probes.gradients import GradientAlignment, KeptGradients, LostGradients
 from features.alarms.probes.losses import FirstUpdateDifference, LossCounts
@@ -26,8 +26,8 @@ from training.building import build_trainer
 from training.config.loader import load_config
 
 PARTS = (
-    (Alarms, "check"),
-    (Alarms, "see_scores"),
+    (Alarms, "step_made"),
+    (Alarms, "scored"),
     (LossCounts, "before_backward"),
     (FirstUpdateDifference, "before_backward"),
     (GradientAlignment, "before_backward"),

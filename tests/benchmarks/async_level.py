@@ -97,7 +97,7 @@ def run(
             *(
                 "agent.max_turn=3",
                 "agent.max_turn_tokens=24",
-                "trainer.alarms=off",
+                "alarms.mode=off",
                 "trainer.logger=file",
             ),
             *(

@@ -21,25 +21,25 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+from features.records import keeper
 from features.records.episode_recorder import EpisodeRecorder
 from features.records.token_origins import TokenOrigins
 from features.records.token_record import TokenRecorder
 from training.building import build_trainer
 from training.config.loader import load_config
-from workers import multi_turn_rollout
 
 PARTS = (
     (TokenOrigins, "of_episode"),
-    (multi_turn_rollout, "row_records"),
-    (multi_turn_rollout, "episode_record"),
-    (multi_turn_rollout, "encode_record"),
-    (multi_turn_rollout, "origin_matrix"),
+    (keeper, "row_records"),
+    (keeper, "episode_record"),
+    (keeper, "encode_record"),
+    (keeper, "origin_matrix"),
     (TokenRecorder, "before_backward"),
     (TokenRecorder, "take"),
-    (EpisodeRecorder, "begin_update"),
+    (EpisodeRecorder, "update_begins"),
     (EpisodeRecorder, "played"),
     (EpisodeRecorder, "scored"),
-    (EpisodeRecorder, "trained"),
+    (EpisodeRecorder, "step_made"),
     (EpisodeRecorder, "write"),
 )
 
@@ -81,7 +81,7 @@ def make_trainer(words: list[str], folder: Path, *, records: bool) -> Any:
     """Builds a trainer with a folder of its own, which trains without validation or saves."""
     name = "on" if records else "off"
     settings = [f"trainer.default_local_dir={folder / name}", "trainer.logger=file"]
-    settings += [f"agent.episodes_keep={2 if records else 0}", "trainer.save_freq=-1"]
+    settings += [f"records.keep_gib={2 if records else 0}", "trainer.save_freq=-1"]
     trainer = build_trainer(load_config([*words, *settings, "trainer.launcher=local"]).config)
     trainer.init_workers()
     return trainer
@@ -93,7 +93,9 @@ def measure(trainer: Any, step: Any) -> tuple[float, float]:
     wall = time.perf_counter()
     trainer.train_step(step)
     seconds = time.perf_counter() - wall
-    trainer.recorder.flush()
+    recorder = trainer.observers.named.get("records")
+    if recorder is not None:
+        recorder.flush()
     return time.process_time() - cpu, seconds
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from features.trackers import read_records
 from training.run.metric_names import find_metric
+from training.run.metrics_file import read_records
 
-# Metrics of losses, estimators and reward functions that a test defines.
-OWN = {"actor/mean_ratio"}
+# Of losses, estimators, reward functions and observers that a test defines.
+OWN = {"actor/mean_ratio", "mine/tokens"}
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ def run(task: Path, folder: Path, *overrides: str) -> tuple[Any, list[dict[str, 
     trainer, batches = fit(game_config(task, folder, *PLAIN, *overrides))
     steps = read_steps(folder)
     assert_finite(trainer, steps)
-    assert not trainer.alarms.broken_rules
+    assert not trainer.observers.named["alarms"].broken_rules
     assert all(
         not batch.batch["advantages"][batch.batch["response_mask"] == 0].any() for batch in batches
     )

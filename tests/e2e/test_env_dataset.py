@@ -239,7 +239,7 @@ def test_rewards_that_the_rollout_gave_win_over_the_manager(tiny_task, tmp_path,
         f"agent.environment.path={tmp_path}/between.py",
         "agent.environment.cls=Between",
         "agent.max_turn=1",
-        f"agent.episodes_dir={tmp_path}/episodes",
+        f"records.folder={tmp_path}/episodes",
         "trainer.total_training_steps=1",
     )
     fit(AgentTrainer(config, tokenizer, reward_fn=CustomRewardManager(Untouchable())))

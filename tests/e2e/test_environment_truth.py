@@ -94,9 +94,7 @@ def test_a_run_writes_where_it_was_told_to_though_an_environment_changes_the_fol
     tiny_game, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = game_config(
-        tiny_game, Path("run"), *playing("Wanderer"), "agent.episodes_dir=episodes"
-    )
+    config = game_config(tiny_game, Path("run"), *playing("Wanderer"), "records.folder=episodes")
     fit(config)
     assert os.getcwd() == "/"
     assert len(read_steps(tmp_path / "run")) == 2 and (tmp_path / "episodes/2.jsonl").exists()

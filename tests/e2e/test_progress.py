@@ -48,7 +48,7 @@ def slow_game(folder: Path, seconds: float) -> tuple[str, ...]:
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
         "trainer.total_training_steps=1",
         "trainer.logger=console",
-        "trainer.alarms=off",
+        "alarms.mode=off",
     )
 
 

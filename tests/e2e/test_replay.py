@@ -25,6 +25,7 @@ from data.seeds import step_info
 from data.turn_tokens import CHATML_TEMPLATE
 from examples.prepare_quickstart import warm_up
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
+from features.records.episode_files import write_episodes
 from scripts.replay import Player, compare, main, read_episodes
 from tests.conftest import PROJECT
 from tests.e2e.test_tools_training import ScriptedEngine, call, qwen_tokenizer
@@ -32,7 +33,6 @@ from training.building import build_trainer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
 from training.config.loader import load_config
 from training.config.reference import to_yaml
-from training.run.episode_files import write_episodes
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 
 Change = Callable[[dict[str, Any]], None]
@@ -96,7 +96,7 @@ def train(model: Path, run_dir: Path, *overrides: str) -> Path:
         "configs/quickstart.yaml",
         f"actor_rollout_ref.model.path={model}",
         f"trainer.default_local_dir={run_dir}",
-        f"agent.episodes_dir={run_dir}/episodes",
+        f"records.folder={run_dir}/episodes",
         "agent.val_length=4",
         "data.train_batch_size=16",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
@@ -357,9 +357,7 @@ def test_tool_calls_are_made_again(tmp_path: Path) -> None:
     ]
     engine = ScriptedEngine(qwen_tokenizer(), scripts)
     environment = EnvironmentChoice(name="custom.envs.tool_arithmetic:ToolArithmetic")
-    agent = AgentConfig(
-        environment=environment, tools=("calculator",), max_turn=2, episodes_dir=str(tmp_path)
-    )
+    agent = AgentConfig(environment=environment, tools=("calculator",), max_turn=2)
     config = PPOConfig(
         data=DataConfig(max_prompt_length=2048, max_response_length=1024), agent=agent
     )

@@ -56,7 +56,7 @@ def test_a_group_estimator_has_groups_by_itself() -> None:
 
 def test_what_is_saved_runs_by_main_and_is_read_back(config: ConfigStore, tmp_path: Path) -> None:
     config.training.num_epochs = 1
-    config.overrides["trainer.alarms"] = "off"
+    config.overrides["alarms.mode"] = "off"
     RayPPOTrainer(config, SimpleGameEnvironment())
     saved = tmp_path / "saved.yaml"
     config.save(saved)

@@ -19,12 +19,12 @@ from custom.tools import Tool, ToolDefinition
 from custom.tools.builtin import CalculatorTool
 from data.protocol import DataProto
 from data.seeds import step_info
+from features.records.episode_files import read_episodes
 from tests.unit.test_turn_tokens import QWEN25, byte_level_core, make_tokenizer
 from training.building import build_trainer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig, RolloutConfig
 from training.config.loader import load_config
 from training.ray_trainer import RayPPOTrainer
-from training.run.episode_files import read_episodes
 from training.run.metrics.episode_metrics import episode_metrics
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 from workers.rollout.base_rollout import BaseRollout
@@ -269,7 +269,7 @@ def train_caller(caller: Path, folder: Path, *settings: str) -> RayPPOTrainer:
             "agent.max_turn=2",
             "agent.max_turn_tokens=96",
             "agent.val_length=0",
-            f"agent.episodes_dir={folder}/episodes",
+            f"records.folder={folder}/episodes",
             "data.train_batch_size=4",
             f"data.max_prompt_length={PROMPT}",
             "data.max_response_length=256",

@@ -12,8 +12,8 @@ import pytest
 
 from custom.tools import Tool, ToolDefinition, ToolError, ToolRegistry
 from custom.tools.parsers import ToolCall
-from features.trackers import format_line
 from training.run.abort_policy import EnvironmentsFail, FailureWatch, require_same_tasks
+from training.run.console import format_line
 from training.run.metrics.episode_metrics import episode_metrics
 from workers.environments.reply import MAX_NUMBERS, numbers, tool_calls
 

@@ -20,10 +20,10 @@ import pytest
 
 import main
 from data.watchdog import NOT_WATCHING, STALLED, WATCHDOG, WatchdogSettings
-from features.alarms import AlarmStop
 from tests.conftest import PROJECT
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.observers import RunStopped
 from training.run import out_of_memory
 from training.run.abort_policy import EnvironmentsFail
 from training.run.checkpoint import CheckpointError
@@ -74,7 +74,8 @@ def signals_back() -> Iterator[None]:
         (ValueError("wrong"), 1),
         (KeyError("own code"), "raises"),
         (ConfigError(["no such environment"]), 2),
-        (AlarmStop("alarm"), MEND),
+        (RunStopped("alarm", MEND), MEND),
+        (RunStopped("tokens", 7), 7),
         (EnvironmentsFail("they fail"), MEND),
         (CannotResume("LATEST points at nothing"), MEND),
         (MemoryError(), OUT_OF_MEMORY),
@@ -104,7 +105,6 @@ def test_every_ending_has_the_code_that_the_docs_name(
     loaded = SimpleNamespace(config=config, explain=False)
     monkeypatch.setattr(main, "load_config", lambda words, check: loaded)
     monkeypatch.setattr(main, "train", train)
-    monkeypatch.setattr(main, "print_report", lambda run_dir: None)
     if code == "raises":
         # The interpreter prints its traceback and ends with 1.
         with pytest.raises(type(ending)):
@@ -115,6 +115,41 @@ def test_every_ending_has_the_code_that_the_docs_name(
         assert "Memory ran out: lower ppo_max_token_len_per_gpu" in capsys.readouterr().err
         assert main.main(["config.yaml", "--debug"]) == code
         assert "Traceback" in capsys.readouterr().err
+
+
+class Ends:
+    """Ends as it is told, and kills a child in its clean-up, as a DataLoader's worker is killed."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def fit(self) -> None:
+        raise self.error
+
+    def shutdown(self) -> None:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("own"), MemoryError(), RunStopped("alarm", MEND), KeyboardInterrupt()]
+)
+def test_a_child_that_is_killed_at_the_end_does_not_hide_what_ended_the_run(
+    signals_back, error: BaseException
+) -> None:
+    def raises(number: int, frame: object) -> None:
+        raise RuntimeError("DataLoader worker is killed by signal: Killed")
+
+    before = signal.signal(signal.SIGCHLD, raises)
+    signals = EndingSignals()
+    signals.received = signal.SIGINT
+    try:
+        with pytest.raises(type(error)) as raised:
+            main.fit(Ends(error), signals, "driver")  # type: ignore[arg-type]
+        assert raised.value is error
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_the_docs_list_these_codes() -> None:
@@ -160,7 +195,7 @@ import sys
 from pathlib import Path
 from features.supervisor.supervisor import Supervisor
 from training.config.loader import load_config
-words = [f"trainer.default_local_dir={sys.argv[1]}/run", "trainer.max_restarts=1"]
+words = [f"trainer.default_local_dir={sys.argv[1]}/run", "supervisor.max_restarts=1"]
 config = load_config([sys.argv[3], *words], check=False).config
 sys.exit(Supervisor(config, Path(sys.argv[1], "limited.py"), [sys.argv[2]]).run())
 """

@@ -18,7 +18,7 @@ import pytest
 from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
-from training.run.episode_files import dump
+from training.run.dumps import dump
 from training.run.recorded_config import record_config
 from training.run.run_lock import run_lock
 

@@ -48,6 +48,7 @@ ROOMS = (
     "workers.rollout",
     "workers",
     "features",
+    "training.observers",
     "training.run",
     "training",
     "contrib",

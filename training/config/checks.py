@@ -52,6 +52,7 @@ def check_config(
     problems += packages.check_packages(config)
     problems += rewards.check_reward(config, own_data)
     problems += user_code.check_classes(config)
+    problems += user_code.check_observers(config)
     problems += files.check_data(config)
     problems += files.check_run_folders(config)
     problems += agents.check_agents(config, own_data)

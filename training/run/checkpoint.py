@@ -66,16 +66,22 @@ class CheckpointSaver:
         run_dir: the run's folder.
         groups: the worker group that writes each folder of a checkpoint.
         config: when to save, and how many checkpoints stay.
+        on_saved: is told each step whose checkpoint is complete.
 
     Attributes:
         step: the step that was saved last, or is being saved.
     """
 
     def __init__(
-        self, run_dir: Path, groups: Mapping[str, TrainedGroup], config: TrainerConfig
+        self,
+        run_dir: Path,
+        groups: Mapping[str, TrainedGroup],
+        config: TrainerConfig,
+        on_saved: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.run_dir = run_dir
         self.groups = groups
+        self.on_saved = on_saved
         self.frequency = config.save_freq
         kept_by_default = TIMED_SAVES_KEPT if config.save_freq is None else None
         self._keep_actor = config.max_actor_ckpt_to_keep or kept_by_default
@@ -230,6 +236,7 @@ class CheckpointSaver:
                 self._completion.result()
                 self._folder = None
                 self._completion = None
+                self.on_saved(self.step)
         except OSError as error:
             self._give_up(error)
 

@@ -30,6 +30,8 @@ CRITIC = "critic"
 DRIVER_STATE = "data.pt"
 IN_FLIGHT = "in_flight"
 MANIFEST = "manifest.json"
+# In data.pt: an older checkpoint has the state of this observer alone, as an entry of its own.
+OLDER_OBSERVER = "alarms"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class DriverState:
         global_steps: steps that were trained.
         epoch, rows_done: the data position behind them.
         kl_coef: the KL controller's coefficient.
-        alarms: what the alarms remember of the steps before; None: nothing is kept.
+        observers: what each observer remembers of the steps before, by its name.
         estimator: what the advantage estimator keeps over the run.
         suite: the mix of environments; None in a run on prompts.
     """
@@ -117,7 +119,7 @@ class DriverState:
     epoch: int = 0
     rows_done: int = 0
     kl_coef: float = 0.0
-    alarms: dict[str, Any] | None = None
+    observers: dict[str, Any] = field(default_factory=dict)
     estimator: dict[str, Any] = field(default_factory=dict)
     suite: dict[str, Any] | None = None
 
@@ -158,6 +160,8 @@ def save_driver_state(folder: Path, state: DriverState) -> None:
 def load_driver_state(folder: Path) -> DriverState:
     """Reads `data.pt` without running code from it."""
     entries: Mapping[str, Any] = torch.load(folder / DRIVER_STATE, weights_only=True)
+    if OLDER_OBSERVER in entries:
+        entries = {**entries, "observers": {OLDER_OBSERVER: entries[OLDER_OBSERVER]}}
     known = {item.name for item in fields(DriverState)}
     return DriverState(**{name: value for name, value in entries.items() if name in known})
 

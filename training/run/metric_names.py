@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import yaml
 
-from features.trackers import read_records
+from training.run.metrics_file import read_records
 
 TABLE = Path(__file__).with_name("metric_names.yaml")
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"

@@ -18,6 +18,7 @@ from typing import Any, Literal, TextIO
 from tqdm.auto import tqdm
 
 from data.play_counts import REPORT_S, REPORTS, Played
+from training.observers import Observer
 
 logger = logging.getLogger(__name__)
 # Until a bar appears, and between two looks.
@@ -29,7 +30,7 @@ RATE_S = 30.0
 BAR_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 
-class Progress:
+class Progress(Observer):
     """Shows the generations of a run; several threads may generate at once.
 
     Args:
@@ -49,6 +50,14 @@ class Progress:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def generation_begins(self, step: int, validate: bool) -> None:
+        """Shows the generation, once it takes long."""
+        self._begin("validation" if validate else f"step {step}")
+
+    def generation_ends(self, step: int, validate: bool) -> None:
+        """Shows it no more."""
+        self._end("validation" if validate else f"step {step}")
+
     @contextmanager
     def showing(self, label: str) -> Iterator[None]:
         """Shows the generation that the block makes, once it takes long.
@@ -56,8 +65,14 @@ class Progress:
         Args:
             label: names it, as in "step 3".
         """
-        if self.form == "off":
+        self._begin(label)
+        try:
             yield
+        finally:
+            self._end(label)
+
+    def _begin(self, label: str) -> None:
+        if self.form == "off":
             return
         with self._lock:
             self._labels.append(label)
@@ -67,18 +82,19 @@ class Progress:
                     target=self._show, args=(self._ended,), name="progress", daemon=True
                 )
                 self._thread.start()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._labels.remove(label)
-                thread = None
-                if not self._labels:
-                    thread = self._thread
-                    self._thread = None
-                    self._ended.set()
-            if thread is not None:
-                thread.join()
+
+    def _end(self, label: str) -> None:
+        if self.form == "off":
+            return
+        with self._lock:
+            self._labels.remove(label)
+            thread = None
+            if not self._labels:
+                thread = self._thread
+                self._thread = None
+                self._ended.set()
+        if thread is not None:
+            thread.join()
 
     def _show(self, ended: threading.Event) -> None:
         """Shows what plays until it has ended; what goes wrong here costs the show alone."""

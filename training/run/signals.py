@@ -27,6 +27,15 @@ def set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
             signal.signal(number, handler)
 
 
+def let_children_end() -> None:
+    """Lets children of this process end without a word.
+
+    Where a worker of a torch DataLoader is ended, torch's handler of SIGCHLD raises an error, in
+    whatever the process is about. Once a run ends, that would take the place of what ended it.
+    """
+    set_handlers({signal.SIGCHLD: signal.SIG_DFL})
+
+
 class SignalsSeen:
     """Knows which signals came in the block, whatever handlers were there and what became of them.
 
@@ -101,14 +110,17 @@ class EndingSignals:
         set_handlers(self.previous_handlers)
 
     def close(self) -> None:
-        """Ignores what comes from now on."""
+        """Ignores what comes from now on; children may end."""
         self.open = False
+        let_children_end()
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         is_echo = number == signal.SIGTERM == self.received and now - self.received_at < ECHO_S
         if is_echo or not self.open:
             return
+        # A scheduler may have told the children, too.
+        let_children_end()
         ends_later = not self.received and self.postpone()
         self.received = number
         self.received_at = now

@@ -1,19 +1,20 @@
-"""Opens the probes of a run, by the names of the functions that make them.
+"""Opens the probes of a run: the core's own, and those that features bring.
 
 Each function is named as "module:function" and returns a list of probes, an empty one where the
 config turns them off; its module is imported only where a rank builds its models. One that raises
-costs its own probes. Invariant: this is the one place that names probes, and every rank of a model
-opens the same ones.
+costs its own probes. Invariant: every rank of a model opens the same ones.
 """
 
 import logging
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from data.loading import load_object
 from training.config import PPOConfig
+from training.features import named
 from workers.model.builder import ModelSpec
 from workers.model.probe import ReadProbe, SyncProbe, UpdateProbe, raises_faults
 from workers.model.probe_set import first_fault
@@ -21,16 +22,8 @@ from workers.ranks.process_groups import rank
 
 logger = logging.getLogger(__name__)
 
-# (config, role) -> list[UpdateProbe], role being "actor" or "critic".
-UPDATE_PROBES = (
-    "workers.model.sampling_mismatch:update_probes",
-    "features.alarms.probes:update_probes",
-    "features.records.probes:update_probes",
-)
-# (config, role) -> list[ReadProbe], role being "ref".
-READ_PROBES = ("features.alarms.probes:read_probes",)
-# (config, spec, engine) -> list[SyncProbe]; the engine is None where a rank has the policy alone.
-SYNC_PROBES = ("features.alarms.probes:sync_probes",)
+# The core's own: what verl logs of an update.
+OWN_PROBES = ("workers.model.sampling_mismatch:update_probes",)
 
 
 def open_probes(config: PPOConfig, role: str) -> list[UpdateProbe]:
@@ -39,7 +32,7 @@ def open_probes(config: PPOConfig, role: str) -> list[UpdateProbe]:
     Args:
         role: "actor" or "critic".
     """
-    return _open(UPDATE_PROBES, config, role)
+    return _open([*OWN_PROBES, *_of_features("probes")], config, role)
 
 
 def open_read_probes(config: PPOConfig, role: str) -> list[ReadProbe]:
@@ -48,7 +41,7 @@ def open_read_probes(config: PPOConfig, role: str) -> list[ReadProbe]:
     Args:
         role: "ref".
     """
-    return _open(READ_PROBES, config, role)
+    return _open(_of_features("read_probes"), config, role)
 
 
 def open_sync_probes(config: PPOConfig, spec: ModelSpec, engine: Any) -> list[SyncProbe]:
@@ -58,10 +51,15 @@ def open_sync_probes(config: PPOConfig, spec: ModelSpec, engine: Any) -> list[Sy
         spec: of the policy.
         engine: `BaseRollout`; None where this rank has none.
     """
-    return _open(SYNC_PROBES, config, spec, engine)
+    return _open(_of_features("sync_probes"), config, spec, engine)
 
 
-def _open(sources: tuple[str, ...], *arguments: Any) -> list[Any]:
+def _of_features(attribute: str) -> list[str]:
+    """Lists the functions that features bring for one kind of probes, as "module:function"."""
+    return [place for _, place in named(attribute)]
+
+
+def _open(sources: Sequence[str], *arguments: Any) -> list[Any]:
     """Calls the named functions; leaves out what one returns that raised on any rank."""
     probes = []
     for source in sources:

@@ -6,7 +6,7 @@
     reference.py     which tensors of the reference move
     canary.py        whether the engine has the policy's weights
 
-With `trainer.alarms=off` there are none. Invariant: what is measured is read, and never changed.
+With `alarms.mode=off` there are none. Invariant: what is measured is read, and never changed.
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ from features.alarms.probes.gradients import GradientAlignment, KeptGradients, L
 from features.alarms.probes.losses import FirstUpdateDifference, LossCounts
 from features.alarms.probes.movement import StillTensors
 from features.alarms.probes.reference import ReferenceMovement
+from features.alarms.settings import AlarmSettings
 from training.config import PPOConfig
 from workers.model.builder import ModelSpec
 from workers.model.probe import ReadProbe, SyncProbe, UpdateProbe
@@ -23,7 +24,7 @@ from workers.model.probe import ReadProbe, SyncProbe, UpdateProbe
 
 def update_probes(config: PPOConfig, role: str) -> list[UpdateProbe]:
     """Makes the probes of an update of the policy ("actor") or of the critic."""
-    if config.trainer.alarms == "off":
+    if config.section(AlarmSettings).mode == "off":
         return []
     bypasses = config.algorithm.rollout_correction.bypass_mode
     return [
@@ -38,13 +39,13 @@ def update_probes(config: PPOConfig, role: str) -> list[UpdateProbe]:
 
 def read_probes(config: PPOConfig, role: str) -> list[ReadProbe]:
     """Makes the probe of the reference."""
-    if config.trainer.alarms == "off":
+    if config.section(AlarmSettings).mode == "off":
         return []
     return [ReferenceMovement()]
 
 
 def sync_probes(config: PPOConfig, spec: ModelSpec, engine: Any) -> list[SyncProbe]:
     """Makes the probe of weight syncs; none where the engine cannot score a sequence."""
-    if config.trainer.alarms == "off":
+    if config.section(AlarmSettings).mode == "off":
         return []
     return open_canary(config, spec, engine)

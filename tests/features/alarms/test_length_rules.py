@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from features.alarms import Alarms
 from features.alarms.length_rules import LengthRules
+from features.alarms.monitor import Alarms
 from training.config import PPOConfig
+from training.observers import ObservedRun
 
 TURNS = 400
 
@@ -59,8 +61,8 @@ def test_without_turns_answers_are_looked_at_alone() -> None:
 
 
 def test_a_resumed_run_remembers_how_few_were_cut() -> None:
-    before = Alarms(PPOConfig())
+    before = Alarms(ObservedRun(config=PPOConfig(), run_dir=Path()))
     texts([0.02], before.length_rules)
-    after = Alarms(PPOConfig())
+    after = Alarms(ObservedRun(config=PPOConfig(), run_dir=Path()))
     after.load_state_dict(before.state_dict())
     assert texts([0.7], after.length_rules)[0]

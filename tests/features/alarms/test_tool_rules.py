@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from data.protocol import DataProto
-from features.alarms import Alarms
+from features.alarms.monitor import Alarms
 from training.config import PPOConfig
+from training.observers import ObservedRun, StepReport
 
 
 def batch_of(kinds: Sequence[str], name: str = "execute") -> DataProto:
@@ -44,8 +46,9 @@ def batch_of(kinds: Sequence[str], name: str = "execute") -> DataProto:
 
 def stands(steps: Sequence[DataProto]) -> list[float]:
     """Returns for how many steps the alarm stands, after each."""
-    alarms = Alarms(PPOConfig())
-    metrics = [alarms.check(batch, {}, step) for step, batch in enumerate(steps, start=1)]
+    alarms = Alarms(ObservedRun(config=PPOConfig(), run_dir=Path()))
+    reports = [StepReport(step=step, batch=batch) for step, batch in enumerate(steps, start=1)]
+    metrics = [alarms.step_made(report) for report in reports]
     return [found.get("alarms/tool_fails", 0.0) for found in metrics]
 
 

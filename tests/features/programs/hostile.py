@@ -17,13 +17,13 @@ from data.turn_tokens import TurnTokens
 from features.programs.exchange import Answer, Asked, AskedCompletion, Exited, Gone, Rewarded
 from features.programs.play import COUNTS, ProgramPlayer
 from features.programs.recall import Recall
+from features.records.episode_records import episode_records
 from features.records.token_origins import AS_COPIED, COPIED, SAMPLED, TokenOrigins
 from workers.environments.reply import StepReply
 from workers.ranks.process_groups import is_leader
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Engine, Sampling
 from workers.rollout.episode import Episode, TurnLimits
-from workers.rollout.episode_records import episode_records
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 MOVES = (

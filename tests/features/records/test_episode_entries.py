@@ -14,8 +14,8 @@ from data.array_ops import object_array
 from data.json_lines import strict_json
 from data.protocol import DataProto
 from features.records.episode_entries import take_played_episodes, take_scored_episodes
-from training.run.episode_files import episode_lines, read_episodes
-from workers.rollout.episode_records import encode_record
+from features.records.episode_files import episode_lines, read_episodes
+from features.records.episode_records import encode_record
 
 
 def played(**record: Any) -> DataProto:

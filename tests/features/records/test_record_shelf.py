@@ -73,7 +73,7 @@ def test_validations_are_thinned_out_by_themselves(tmp_path: Path) -> None:
 def test_a_step_that_is_larger_than_the_budget_is_left_out(tmp_path: Path) -> None:
     shelf = RecordShelf(tmp_path, 3 * SIZE)
     fill(shelf, range(1, 3))
-    with pytest.raises(NoRoom, match=r"agent\.episodes_keep"):
+    with pytest.raises(NoRoom, match=r"records\.keep_gib"):
         shelf.append(Unit(False, 3), tmp_path / "3.jsonl", b"x" * 4 * SIZE, anew=True)
     assert not (tmp_path / "3.jsonl").exists()
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from data.packed_arrays import pack_array, pack_parts, unpack_array
+from features.records.episode_records import encode_record, episode_facts, episode_records
 from features.records.row_records import complete_rows, row_records
 from features.records.token_origins import ENVIRONMENT, OVER_LIMIT, SAMPLED, TEMPLATE, RowOrigins
 from workers.rollout.engine import Completion, VersionSpan
 from workers.rollout.episode import Episode, Row
-from workers.rollout.episode_records import encode_record, episode_facts, episode_records
 
 ORIGINS = (SAMPLED, ENVIRONMENT, TEMPLATE, OVER_LIMIT)
 

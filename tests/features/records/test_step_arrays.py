@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from features.records.token_fates import FATES
 from features.records.token_record import UpdateRecord
 from training.config import PPOConfig
 from training.config.loader import load_config
+from training.observers import ObservedRun
 
 LENGTHS = (3, 1, 2, 2)
 
@@ -105,8 +107,8 @@ def test_a_skipped_update_counts_where_it_was_the_last_over_the_row() -> None:
 
 def test_groups_that_are_too_old_are_stale_and_named() -> None:
     config = load_config(["configs/quickstart.yaml", "trainer.async_level=1"], check=False).config
-    recorder = EpisodeRecorder(config, None, None)  # type: ignore[arg-type]
-    recorder.begin_update(make_batch())
+    recorder = EpisodeRecorder(ObservedRun(config=config, run_dir=Path("run")))
+    recorder.update_begins(make_batch())
     columns = arrays_of(record({40: [1, 2, 3], 41: [1]}, 0), stale=recorder._stale)
     assert fates_of(columns)[4:] == ["stale", "stale"]
     assert '"dropped": [{"episode_id": "b0", "uid": "b", "why": "stale"}]' in str(columns["meta"])

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data.packed_arrays import pack_array, unpack_array
 from data.turn_tokens import CHATML_TEMPLATE, TurnTokens
+from features.records.episode_records import episode_records
 from features.records.row_records import parents_of
 from features.records.token_origins import (
     ENVIRONMENT,
@@ -24,7 +25,6 @@ from tests.unit.test_episode import sampler
 from workers.environments.reply import StepReply
 from workers.rollout.engine import Completion
 from workers.rollout.episode import Episode, Row, TurnLimits, play_episode
-from workers.rollout.episode_records import episode_records
 
 LIMITS = TurnLimits(prompt_length=200, response_length=900, max_model_len=1100, max_turn=9)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from features.alarms import ADVICE
+from features.alarms.catalogue import ADVICE
 from features.run_page.alarm_rows import meanings
 from features.run_page.content import make_content, visible
 from features.run_page.html import ASSETS, LIBRARY, SCRIPTS, as_json, make_html, write_html

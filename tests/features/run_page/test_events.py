@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from features.run_page.events import EventLog, describe_error, last_recorded_step, read_events
+from features.run_page.events import EventLog, describe_error, read_events
 from tests.features.run_page.made_runs import event
+from training.run.metrics_file import last_recorded_step
 
 
 def write(folder: Path, *events: dict[str, Any]) -> Path:

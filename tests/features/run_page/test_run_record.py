@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from data.protocol import DataProto
 from data.watchdog import ATTEMPT
-from features.alarms.monitor import Ringing
 from features.run_page.events import read_events
-from features.run_page.run_record import RunRecord, describe_validation
+from features.run_page.observer import describe_validation, open_page
+from training.config import PPOConfig
+from training.observers import Notice, ObservedRun, Observers, StepReport
 
 
-def make_record(folder: Path, step: int = 0, **parts: object) -> RunRecord:
-    return RunRecord(folder, step, 10, {}, has_page=True)
+@contextmanager
+def make_record(folder: Path, step: int = 0) -> Iterator[Observers]:
+    run = ObservedRun(config=PPOConfig(), run_dir=folder, total_steps=10)
+    page = open_page(run)
+    assert page is not None
+    observers = Observers(run, {"run_page": page})
+    with observers.watching(step):
+        yield observers
+
+
+def add(
+    record: Observers, step: int, metrics: dict[str, float], notices: Sequence[Notice] = ()
+) -> None:
+    record.run.step = step
+    record.step_made(StepReport(step=step, batch=DataProto(), notices=list(notices)))
+    record.validated(step, metrics, [])
+    record.step_logged(metrics)
 
 
 def events(folder: Path) -> list[tuple[str, int]]:
@@ -24,9 +43,10 @@ def events(folder: Path) -> list[tuple[str, int]]:
 
 def test_a_step_adds_its_alarms_its_validation_and_its_checkpoint(tmp_path: Path) -> None:
     with make_record(tmp_path) as record:
-        record.add(1, {"critic/score/mean": 1.0}, [Ringing("kl_jump", "it rang", "list?step=1")])
-        (tmp_path / "global_step_1").mkdir()
-        record.add(2, {"val-core/game/reward/mean@1": 0.25})
+        rang = Notice("kl_jump", "it rang", "list?step=1")
+        add(record, 1, {"critic/score/mean": 1.0}, [rang])
+        add(record, 2, {"val-core/game/reward/mean@1": 0.25})
+        record.checkpoint_saved(1)
     assert events(tmp_path) == [
         ("start", 0),
         ("alarm", 1),
@@ -38,7 +58,7 @@ def test_a_step_adds_its_alarms_its_validation_and_its_checkpoint(tmp_path: Path
 
 def test_the_error_of_the_run_stays_the_one_that_is_raised(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mine"), make_record(tmp_path) as record:
-        record.add(1, {})
+        add(record, 1, {})
         raise ValueError("mine")
     [*_, end] = read_events(tmp_path / "events.jsonl")
     assert (end["exit"], end["name"], end["text"]) == ("failed", "ValueError", "ValueError: mine")
@@ -51,8 +71,8 @@ def test_whatever_lies_in_the_folder_the_run_goes_on(
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     with caplog.at_level(logging.WARNING), make_record(tmp_path, step=3) as record:
-        record.add(4, {"critic/score/mean": 1.0})
-        record.add(5, {"critic/score/mean": "no number"})  # type: ignore[dict-item]
+        add(record, 4, {"critic/score/mean": 1.0})
+        add(record, 5, {"critic/score/mean": "no number"})  # type: ignore[dict-item]
     assert "goes on" in caplog.text
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from features.trackers import Tracking, process
 from features.trackers.child import RUNS
-from features.trackers.settings import PACKAGES
+from features.trackers.exchange import PACKAGES
 from tests.conftest import PROJECT
 from training.config.resources.packages import TRACKER_PACKAGES
 
@@ -243,7 +243,7 @@ def test_a_full_disk_costs_no_tracker_its_lines(package: Path, tmp_path: Path) -
 
 
 def test_a_trackers_process_needs_no_package_of_the_run() -> None:
-    # As in another Python (trainer.tracker_python), which has the tracker's package alone.
+    # As in another Python (trackers.python), which has the tracker's package alone.
     code = "import features.trackers.child, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-S", "-c", code], cwd=PROJECT, check=True)
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from features.trackers import Tracking, cut_back, format_line, read_records
+from features.trackers.base import Tracking
+from training.run.metrics_file import cut_back, read_records
 
 
 def open_tracking(folder, backends="file", resume_step=0):
@@ -104,29 +105,6 @@ def test_cutting_back_to_the_same_step_twice_changes_nothing(tmp_path):
     assert file.read_bytes() == once and once.count(b"\n") == 5
 
 
-def test_console_prints_one_aligned_line_per_step(tmp_path, capsys):
-    with open_tracking(tmp_path, "console") as tracking:
-        for step, reward in ((1, 0.25), (120, -0.5)):
-            tracking.log(
-                {"perf/time_per_step": 11.25, "critic/score/mean": reward, "unknown/metric": 1.0},
-                step,
-            )
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == "step     1 | reward  0.2500 | s/step   11.2"
-    assert second == "step   120 | reward -0.5000 | s/step   11.2"
-    assert not list(tmp_path.iterdir())
-
-
-def test_console_shows_validation_rewards():
-    assert (
-        format_line({"val-core/gsm8k/reward/mean@1": 0.5}, 0)
-        == "step     0 | gsm8k/reward/mean@1 0.5000"
-    )
-    name = "val-core/gsm8k/reward/mean@1"
-    sure = {name: 0.5, f"{name}/ci_low": 0.41, f"{name}/ci_high": 0.589, f"{name}/tasks": 90.0}
-    assert format_line(sure, 0) == "step     0 | gsm8k/reward/mean@1 0.5000 [0.410, 0.589]"
-
-
 def test_tensorboard_hides_what_came_after_the_checkpoint(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -144,7 +122,7 @@ def test_tensorboard_hides_what_came_after_the_checkpoint(tmp_path):
 
 
 def test_a_failing_tracker_warns_once_and_the_others_go_on(tmp_path, capsys, caplog):
-    tracking = open_tracking(tmp_path, ["file", "console"])
+    tracking = open_tracking(tmp_path, ["file", "json"])
     tracking.log({"a": 1}, step=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     # As on a full disk: the file cannot grow.
@@ -164,17 +142,12 @@ def test_a_failing_tracker_warns_once_and_the_others_go_on(tmp_path, capsys, cap
 
 def test_a_tracker_that_cannot_open_warns_and_the_run_goes_on(tmp_path, capsys, caplog):
     (tmp_path / "run").write_text("a file where the folder should be")
-    with open_tracking(tmp_path / "run", ["file", "console"]) as tracking:
+    with open_tracking(tmp_path / "run", ["file", "json"]) as tracking:
         tracking.log({"a": 1}, step=1)
-    assert "tracker file failed" in caplog.text and capsys.readouterr().out == "step     1\n"
-
-
-def test_console_shows_progress_and_the_time_left(tmp_path, capsys, monkeypatch):
-    clock = iter([100.0, 110.0])
-    monkeypatch.setattr("features.trackers.console.time.monotonic", lambda: next(clock))
-    with Tracking("p", "e", "console", {}, tmp_path, resume_step=1, total_steps=6) as tracking:
-        tracking.log({"critic/score/mean": 0.5}, step=3)
-    assert capsys.readouterr().out == "step     3/6 | reward  0.5000 | left 0:00:15\n"
+    assert (
+        "tracker file failed" in caplog.text
+        and capsys.readouterr().out == '{"step": 1, "a": 1.0}\n'
+    )
 
 
 @pytest.mark.parametrize(

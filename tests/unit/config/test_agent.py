@@ -29,22 +29,21 @@ FROZEN_LAKE = "agent.environment.name=gymnasium:FrozenLake-v1"
             "holds all turns",
         ),
         (
-            ["agent.record_gradients=true", "agent.episodes_keep=0"],
-            "agent.record_gradients=true has nowhere to go with agent.episodes_keep=0: set that "
-            "above 0",
+            ["records.gradients=true", "records.keep_gib=0"],
+            "records.gradients=true has nowhere to go with records.keep_gib=0: set that above 0",
         ),
         (
-            ["agent.record_gradients=true", "trainer.n_gpus_per_node=2"],
-            "agent.record_gradients=true needs one rank, and trainer.nnodes=1 x "
+            ["records.gradients=true", "trainer.n_gpus_per_node=2"],
+            "records.gradients=true needs one rank, and trainer.nnodes=1 x "
             "trainer.n_gpus_per_node=2 are 2: set both to 1, or take it out",
         ),
         (
             [
-                "agent.record_gradients=true",
+                "records.gradients=true",
                 "trainer.train_finished_groups=true",
                 "algorithm.adv_estimator=grpo",
             ],
-            "agent.record_gradients=true compares each episode with the whole gradient, which "
+            "records.gradients=true compares each episode with the whole gradient, which "
             "trainer.train_finished_groups=true has only at the end: take one of the two out",
         ),
     ],
@@ -171,8 +170,8 @@ def test_messages_are_not_kept_where_an_environment_tells_them(
 ) -> None:
     assert warned(caplog, runnable, "data.return_raw_chat=true") == []
     assert warned(caplog, runnable, "data.return_raw_chat=true", FROZEN_LAKE) == [
-        "data.return_raw_chat=true has no effect with an environment: agent.episodes_dir keeps "
-        "conversations"
+        "data.return_raw_chat=true has no effect with an environment: records of episodes "
+        "keep conversations"
     ]
 
 

@@ -182,8 +182,8 @@ def test_the_runs_folder_can_be_made(
 
 
 def test_a_folder_for_episodes_that_cannot_be_written_is_named(runnable: list[str]) -> None:
-    game = ["agent.environment.name=gymnasium:FrozenLake-v1", "agent.episodes_dir=/dev/null/x"]
+    game = ["agent.environment.name=gymnasium:FrozenLake-v1", "records.folder=/dev/null/x"]
     assert any(
-        "agent.episodes_dir=/dev/null/x: /dev/null is not a folder that" in text
+        "records.folder=/dev/null/x: /dev/null is not a folder that" in text
         for text in checked(runnable, *game)
     )

@@ -107,14 +107,14 @@ def test_home_and_variables_are_read_in_paths_to_read_and_to_write(
         "data.train_files=$PLACE/train.jsonl",
         "data.val_files=~/val.jsonl",
         "trainer.default_local_dir=~/run",
-        "agent.episodes_dir=$PLACE/episodes",
+        "records.folder=$PLACE/episodes",
     ]
     assert checked(runnable, *paths) == []
     config = load(*runnable, *paths)
     assert config.data.train_files == (str(tmp_path / "train.jsonl"),)
     assert config.data.val_files == (str(tmp_path / "val.jsonl"),)
     assert config.trainer.run_dir == str(tmp_path / "run")
-    assert config.agent.episodes_dir == str(tmp_path / "episodes")
+    assert config.records.folder == str(tmp_path / "episodes")
 
 
 def test_what_is_no_file_is_told_by_the_form_of_its_path(

@@ -116,13 +116,13 @@ def test_another_python_is_asked_for_the_trackers_packages(
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    wandb = ("trainer.logger=[file,wandb]", f"trainer.tracker_python={bare}")
+    wandb = ("trainer.logger=[file,wandb]", f"trackers.python={bare}")
     (problem,) = checked(runnable, *wandb)
     assert f"`{bare} -m pip install wandb`" in problem
     # What stays in the run's own Python is not asked for there.
     assert checked(runnable, "trainer.logger=[file,tensorboard]", wandb[1]) == []
-    gone = checked(runnable, wandb[0], "trainer.tracker_python=/no/python")
-    assert len(gone) == 1 and "trainer.tracker_python=/no/python does not run" in gone[0]
+    gone = checked(runnable, wandb[0], "trackers.python=/no/python")
+    assert len(gone) == 1 and "trackers.python=/no/python does not run" in gone[0]
 
 
 def test_a_step_for_the_actor_after_the_warm_up_is_enough(runnable: list[str]) -> None:

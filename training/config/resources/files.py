@@ -201,8 +201,6 @@ def check_run_folders(config: PPOConfig) -> Iterator[str]:
     if not trainer.default_local_dir:
         key += "=null, so the run's folder"
     yield from unwritable_folder(key, trainer.run_dir)
-    if config.agent.episodes_dir is not None and config.agent.records_episodes:
-        yield from unwritable_folder("agent.episodes_dir", config.agent.episodes_dir)
     resumed = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
     if resumed is not None and not Path(resumed).is_dir():
         yield f"trainer.resume_from_path={resumed} is not a folder"

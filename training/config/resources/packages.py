@@ -2,20 +2,10 @@
 
 import importlib.util
 import inspect
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from training.config.resources.user_code import unknown_arguments
 from training.config.schema.ppo import PPOConfig
-
-# Loggers that are packages, which trainer.tracker_python may have.
-TRACKER_PACKAGES = ("wandb", "mlflow", "swanlab", "trackio", "clearml")
-# Prints those of its arguments that a Python cannot import.
-FIND_MISSING = (
-    "import importlib.util, sys; "
-    "print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"
-)
-PYTHON_START_S = 60.0
 
 
 def check_packages(config: PPOConfig) -> Iterator[str]:
@@ -35,7 +25,6 @@ def check_packages(config: PPOConfig) -> Iterator[str]:
             "trainer.device=cuda: torch finds no CUDA device here; use cpu, or null for what "
             "there is"
         )
-    yield from _check_trackers(config)
 
 
 def _check_ray_arguments(config: PPOConfig) -> Iterator[str]:
@@ -57,41 +46,3 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def _check_trackers(config: PPOConfig) -> Iterator[str]:
-    """Requires the packages of the loggers, each in the Python that it runs in."""
-    trainer = config.trainer
-    python = trainer.tracker_python
-    packages = [name for name in trainer.logger if name in TRACKER_PACKAGES]
-    runs_here = ("tensorboard", *TRACKER_PACKAGES) if python is None else ("tensorboard",)
-    own = [name for name in trainer.logger if name in runs_here]
-    missing = [name for name in own if importlib.util.find_spec(name) is None]
-    if missing:
-        names = " ".join(missing)
-        yield (
-            f"trainer.logger has {names}, which is not installed: `pip install {names}`, or take "
-            "it out; where that would change other packages install it into another Python and "
-            "name that one in trainer.tracker_python"
-        )
-    if python is not None and packages:
-        yield from _check_tracker_python(python, packages)
-
-
-def _check_tracker_python(python: str, packages: Sequence[str]) -> Iterator[str]:
-    """Requires that a Python runs and finds the packages."""
-    command = [python, "-c", FIND_MISSING, *packages]
-    try:
-        found = subprocess.run(
-            command, capture_output=True, text=True, timeout=PYTHON_START_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        yield f"trainer.tracker_python={python} does not run: {error}"
-        return
-    missing = found.stdout.split()
-    if missing:
-        names = " ".join(missing)
-        yield (
-            f"trainer.logger has {names}, which trainer.tracker_python={python} does not find: "
-            f"`{python} -m pip install {names}`, or take it out"
-        )

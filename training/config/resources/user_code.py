@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from data.loading import is_users_file, load_extern_object
+from data.loading import is_users_file, load_extern_object, load_object
 from data.names import did_you_mean
 from training.config.resources.files import missing_file
 from training.config.schema.ppo import PPOConfig
@@ -117,6 +117,20 @@ def check_classes(config: PPOConfig) -> Iterator[str]:
             yield from unusable_object(path_key, path, name_key, name)
         elif name is not None and start.startswith("agent."):
             yield f"{path_key} and {name_key} go together: the file, and the class in it"
+
+
+def check_observers(config: PPOConfig) -> Iterator[str]:
+    """Requires that the user's observers can be loaded, and are classes."""
+    key = "trainer.observers"
+    for source in config.trainer.observers:
+        place, _, name = source.rpartition(":")
+        if not (place and name):
+            yield f"{key} has {source!r}: write FILE.py:CLASS or PACKAGE.MODULE:CLASS"
+            continue
+        failures = list(loading_failure(f"{key}={source}", load_object, source, key))
+        yield from failures
+        if not failures and not isinstance(load_object(source, key), type):
+            yield f"{key}={source} is no class: write `class {name}(Observer)`"
 
 
 def unknown_arguments(

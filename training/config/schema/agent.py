@@ -17,7 +17,6 @@ from training.config.section import (
     NonNegativeFloat,
     NonNegativeInt,
     ObjectName,
-    OutputPath,
     PositiveFloat,
     PositiveInt,
     Section,
@@ -166,18 +165,6 @@ class AgentConfig(Section):
     #: (features/judges/README.md)
     models: dict[str, SideModel] = field(default_factory=dict)
     tools_unsafe: bool = False  #: let the python tool run where the kernel gives it no walls
-    #: folder of the episodes that a run records (features/records/README.md); null =
-    #: RUN_DIR/episodes
-    episodes_dir: OutputPath | None = None
-    #: GiB of episodes that are kept; of more every other step goes; 0 = nothing is recorded
-    episodes_keep: NonNegativeFloat = 2.0
-    #: record each episode's share of the step's gradient: another backward pass, on one rank
-    record_gradients: bool = False
-
-    @property
-    def records_episodes(self) -> bool:
-        """Returns whether what is played and trained on is written to files."""
-        return self.episodes_keep > 0
 
     def problems(self, config: "PPOConfig") -> Iterator[str]:
         """Yields what agents lack; what is wrong with an environment is in resources/agents.py."""
@@ -191,8 +178,6 @@ class AgentConfig(Section):
             )
         if config.environments:
             yield from turn_length_problems("agent", self.max_turn_tokens, config)
-        if self.record_gradients:
-            yield from gradient_record_problems(config)
         lives_in_ray = bool(config.environments) and self.environment.isolation == "ray"
         if lives_in_ray and not config.trainer.use_ray:
             yield (
@@ -214,27 +199,6 @@ class AgentConfig(Section):
                 "agent.step_timeout_s=null with isolation=thread: an environment that hangs stops "
                 "the run; give a deadline here or in agent.episode_timeout_s"
             )
-
-
-def gradient_record_problems(config: "PPOConfig") -> Iterator[str]:
-    """Yields what keeps a run from recording each episode's share of the gradient."""
-    trainer = config.trainer
-    if trainer.num_ranks > 1:
-        yield (
-            f"agent.record_gradients=true needs one rank, and trainer.nnodes={trainer.nnodes} x "
-            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {trainer.num_ranks}: set both "
-            "to 1, or take it out"
-        )
-    if trainer.train_finished_groups:
-        yield (
-            "agent.record_gradients=true compares each episode with the whole gradient, which "
-            "trainer.train_finished_groups=true has only at the end: take one of the two out"
-        )
-    if not config.agent.records_episodes:
-        yield (
-            "agent.record_gradients=true has nowhere to go with agent.episodes_keep=0: set that "
-            "above 0"
-        )
 
 
 def program_problems(agent: AgentConfig, config: "PPOConfig") -> Iterator[str]:

@@ -76,6 +76,6 @@ class DataConfig(Section):
             )
         if self.return_raw_chat and config.environments:
             yield (
-                "data.return_raw_chat=true has no effect with an environment: agent.episodes_dir "
-                "keeps conversations"
+                "data.return_raw_chat=true has no effect with an environment: records of "
+                "episodes keep conversations"
             )

@@ -190,11 +190,6 @@ class CoreConfig(Section):
         libraries = [LIBRARIES[name] for name in names if name]
         return [library for library in libraries if library.own_process]
 
-    @property
-    def episodes_dir(self) -> str:
-        """Returns the folder of the episodes that the run records."""
-        return self.agent.episodes_dir or f"{self.trainer.run_dir}/episodes"
-
     # Sizes of a step.
 
     @property

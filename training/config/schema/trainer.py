@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from training.config.section import (
     InputPath,
     NonNegativeInt,
+    ObjectName,
     OutputPath,
     PositiveFloat,
     PositiveInt,
@@ -41,10 +42,6 @@ class TrainerConfig(Section):
         ],
         ...,
     ] = ("console", "file")
-    #: seconds for which a tracker may not answer, before its process is ended
-    tracker_timeout_s: PositiveFloat = 120.0
-    #: the Python that has the trackers' packages; null = the run's own
-    tracker_python: InputPath | None = None
     #: how a long generation is shown: auto = a bar in terminals and notebooks, else lines
     progress: Literal["auto", "bar", "lines", "off"] = "auto"
     nnodes: PositiveInt = 1  #: machines
@@ -59,9 +56,8 @@ class TrainerConfig(Section):
     train_finished_groups: bool = False
     device: Literal["cuda", "cpu"] | None = None  #: null = cuda where there is one
     balance_batch: bool = True  #: give each rank about the same number of tokens
-    #: what an alarm does (features/alarms/README.md): one line in the log | ends the run too |
-    #: nothing is watched
-    alarms: Literal["warn", "stop", "off"] = "warn"
+    #: observers of your own, FILE.py:CLASS or PACKAGE.MODULE:CLASS (docs/observers.md)
+    observers: tuple[ObjectName, ...] = ()
     #: steps between checkpoints; null = every ten minutes and at the end, the last two are kept;
     #: -1 = on Ctrl-C alone
     save_freq: PositiveOrMinusOne | None = None

@@ -46,7 +46,7 @@ def test_a_run_calls_a_servers_tools_and_leaves_no_server(
     episodes = tmp_path / "episodes"
     config = mcp_config(
         tiny_game, tmp_path, "counter",
-        f"{AGENT}.isolation={isolation}", f"agent.episodes_dir={episodes}",
+        f"{AGENT}.isolation={isolation}", f"records.folder={episodes}",
     )  # fmt: skip
     fit(config)
     for step in read_steps(tmp_path):

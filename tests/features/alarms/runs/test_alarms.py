@@ -12,7 +12,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from features.alarms import ADVICE, Alarms, AlarmStop
+from features.alarms.catalogue import ADVICE
+from features.alarms.monitor import Alarms
 from tests.e2e.test_agents import forgetful_game as forgetful_game
 from tests.e2e.test_agents import game_config, playing, playing_in_turn
 from tests.e2e.test_training import read_steps, tiny_config
@@ -21,6 +22,7 @@ from tests.features.alarms.runs.seeded_faults import Fault
 from training.building import build_trainer
 from training.config import PPOConfig
 from training.core_algos import registry
+from training.observers import RunStopped, StepReport
 
 BEGINS = 2
 GRPO = (
@@ -132,7 +134,8 @@ def watch(config: PPOConfig, fault: Fault = no_fault, begins: int = BEGINS) -> l
         if begins == 0:
             fault(trainer)
         trainer.fit()
-        assert not trainer.alarms.broken_rules
+        alarms: Any = trainer.observers.named.get("alarms")
+        assert alarms is None or not alarms.broken_rules
     finally:
         trainer.shutdown()
         registry.ADV_ESTIMATOR_REGISTRY.update(before)
@@ -263,7 +266,8 @@ def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(
     batch = seen[-1]
     del batch.non_tensor_batch["uid"]
     metrics = {"actor/entropy": float("nan")}
-    found = Alarms(trainer.config).check(batch, metrics, 1)
+    alarms = Alarms(trainer.observers.run)
+    found = alarms.step_made(StepReport(step=1, batch=batch, metrics=metrics))
     assert "alarms/not_finite" in found
     assert (
         "alarms do without the rule mixed_groups: KeyError: " in caplog.text
@@ -289,14 +293,15 @@ def test_rare_rewards_may_stay_away_for_as_long_as_chance_has_it(
     seen: list[Any] = []
     trainer.on_batch = seen.append
     trainer.fit()
-    batch, alarms = seen[-1], Alarms(trainer.config)
+    batch, alarms = seen[-1], Alarms(trainer.observers.run)
     scores = batch.batch["token_level_scores"]
     rang = []
     for step in range(1, 8):
         scores.zero_()
         if step == 1:
             scores[:2, 0] = 1.0
-        rang.append("alarms/reward_constant" in alarms.check(batch, {}, step))
+        found = alarms.step_made(StepReport(step=step, batch=batch))
+        rang.append("alarms/reward_constant" in found)
     assert len(batch) == 32 and rang == [False] * 6 + [True]
 
 
@@ -306,7 +311,7 @@ def test_alarms_change_no_number(tiny_game: Path, tmp_path: Path) -> None:
         folder = tmp_path / what
         watch(
             game_config(
-                tiny_game, folder, f"trainer.alarms={what}", "trainer.deterministic=true", *GRPO
+                tiny_game, folder, f"alarms.mode={what}", "trainer.deterministic=true", *GRPO
             )
         )
         runs[what] = read_steps(folder)
@@ -321,9 +326,9 @@ def test_alarms_change_no_number(tiny_game: Path, tmp_path: Path) -> None:
 
 
 def test_stop_ends_the_run_behind_the_step_that_is_logged(tiny_game: Path, tmp_path: Path) -> None:
-    settings = ("trainer.alarms=stop", "trainer.total_training_steps=5", *GRPO)
+    settings = ("alarms.mode=stop", "trainer.total_training_steps=5", *GRPO)
     with pytest.raises(
-        AlarmStop,
+        RunStopped,
         match=r"alarm engine_stale: the engine kept its old weights.*, since step 2; check",
     ):
         watch(game_config(tiny_game, tmp_path, *settings), faults.kept())

@@ -113,7 +113,7 @@ def test_a_person_is_the_policy_and_no_weights_are_read(
 def test_who_leaves_as_the_policy_leaves_a_record_whatever_a_run_would_keep(
     person: Person, tiny_game: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--as", "policy", "agent.episodes_keep=0")
+    words = ("--as", "policy", "records.keep_gib=0")
     assert person.chat(tiny_game / "model", "5\n", *words) == 0
     episode = person.episode()
     assert (episode["ending"], episode["error"]) == ("engine_error", "the person left")

@@ -119,7 +119,7 @@ def texts(file: Path) -> list[Any]:
 def test_a_game_is_played_as_in_the_runs_validation_to_the_word(
     tiny_game: Path, tmp_path: Path
 ) -> None:
-    argv = game_argv(tiny_game, tmp_path, f"agent.episodes_dir={tmp_path}/episodes")
+    argv = game_argv(tiny_game, tmp_path, f"records.folder={tmp_path}/episodes")
     trainer = build_trainer(load_config(argv).config)
     assert isinstance(trainer, AgentTrainer)
     trainer.fit()

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from data.protocol import DataProto
+from features.records.episode_files import read_episodes
 from scripts import replay
 from tests.conftest import PROJECT
 from tests.e2e.test_agents import GRPO, ROLLOUT, facts_of, fit, game_config
 from tests.e2e.test_training import read_steps
 from tests.features.programs.runs.test_programs import running
 from tests.features.programs.test_sdks import python_with
-from training.run.episode_files import read_episodes
 
 SCRIPT = PROJECT / "tests/features/programs/runs/programs/sdk_clients.py"
 # For each client the package, the requests of an episode, and the rows that these become at least

@@ -21,6 +21,7 @@ import torch
 
 from data.protocol import DataProto
 from data.warn_once import warn_once
+from features.records.episode_files import read_episodes
 from features.records.step_arrays import read_step_arrays
 from scripts import replay
 from tests.conftest import PROJECT
@@ -28,7 +29,6 @@ from tests.e2e.test_agents import GRPO, endings, facts_of, fit, game_config
 from tests.e2e.test_resume import listen_to_ctrl_c
 from tests.e2e.test_training import read_steps
 from training.config.loader import ConfigError
-from training.run.episode_files import read_episodes
 
 NO_ENVIRONMENT = ("agent.environment.path=null", "agent.environment.cls=null")
 GUESS = f"{sys.executable} {PROJECT}/examples/guess_program.py"
@@ -141,7 +141,7 @@ def test_helpers_at_once_give_rows_that_share_their_beginnings(
         *calling("branch"),
         *GRPO,
         "trainer.total_training_steps=1",
-        f"agent.episodes_dir={tmp_path}/episodes",
+        f"records.folder={tmp_path}/episodes",
     )
     _, [batch] = fit(config)
     facts = facts_of(batch)

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from data.protocol import DataProto
+from features.records.episode_files import read_episodes
 from features.records.episode_recorder import EpisodeRecorder
 from features.records.step_arrays import Columns, read_step_arrays
 from tests.conftest import PROJECT
@@ -25,7 +26,6 @@ from tests.e2e.test_agents import (
     without_times,
 )
 from tests.e2e.test_training import tiny_config
-from training.run.episode_files import read_episodes
 
 CAPTURING = (
     f"custom_algorithm={PROJECT}/tests/e2e/capturing_loss.py",
@@ -169,8 +169,8 @@ def test_a_runs_numbers_are_bitwise_the_same_without_records(
     tiny_game: Path, tmp_path: Path
 ) -> None:
     fixed = ("trainer.deterministic=true", "agent.val_length=2", f"{ACTOR}.entropy_coeff=0.01")
-    fit(game_config(tiny_game, tmp_path / "on", *fixed, "agent.record_gradients=true"))
-    fit(game_config(tiny_game, tmp_path / "off", *fixed, "agent.episodes_keep=0"))
+    fit(game_config(tiny_game, tmp_path / "on", *fixed, "records.gradients=true"))
+    fit(game_config(tiny_game, tmp_path / "off", *fixed, "records.keep_gib=0"))
     assert not (tmp_path / "off/episodes").exists()
     memory = "memory"
     on, off = (
@@ -355,14 +355,14 @@ def test_a_disk_without_room_costs_the_records_and_not_the_run(
     tiny_game: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     blocked = tmp_path / "blocked"
-    config = game_config(tiny_game, tmp_path / "run", f"agent.episodes_dir={blocked}")
+    config = game_config(tiny_game, tmp_path / "run", f"records.folder={blocked}")
     blocked.write_text("a file where the folder is to be")
     fit(config)
     assert len(without_times(tmp_path / "run")) == 2
     assert "not recorded, the run goes on" in caplog.text
     caplog.clear()
-    fit(game_config(tiny_game, tmp_path / "small", "agent.episodes_keep=0.00001"))
-    assert "agent.episodes_keep" in caplog.text
+    fit(game_config(tiny_game, tmp_path / "small", "records.keep_gib=0.00001"))
+    assert "records.keep_gib" in caplog.text
     used = sum(p.stat().st_size for p in (tmp_path / "small/episodes").glob("*.*"))
     assert used <= 0.00001 * (1 << 30)
 

@@ -95,7 +95,7 @@ def test_the_readmes_environment_trains_and_its_episodes_are_read(
 def test_every_entry_of_an_episode_is_on_its_page(game_folder: Path) -> None:
     written(small(README), game_folder)
     written(small(EPISODES), game_folder)
-    carry_out("python main.py count.yaml agent.episodes_dir=episodes", game_folder)
+    carry_out("python main.py count.yaml records.folder=episodes", game_folder)
     line = (game_folder / "episodes/2.jsonl").read_text().splitlines()[0]
     episode = json.loads(line)
     # Those that only the checks of a step read.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from features.run_page.start_facts import command_line
+from features.run_page.observer import command_line
 from tests.e2e.test_training import tiny_config
 from tests.features.run_page.made_runs import content_in, curve_in
 from training.building import build_trainer

@@ -136,7 +136,7 @@ def test_a_metric_that_one_of_two_runs_has_may_have_any_name(
 ) -> None:
     odd = {"constructor": 1.0, "__proto__": 2.0, "env/toString/reward": 0.5}
     one = make_run(tmp_path / "one", steps(3, **odd), settings=["data.seed=1"])
-    other = make_run(tmp_path / "other", steps(3), settings=["trainer.alarms=off"])
+    other = make_run(tmp_path / "other", steps(3), settings=["alarms.mode=off"])
     page, _ = write_pages([other, one])
     browser.open(page.as_uri())
     browser.wait(DRAWN)

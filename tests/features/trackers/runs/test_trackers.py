@@ -1,7 +1,7 @@
 """Tests each tracker with its real package, which writes to this machine alone and is read back.
 
 wandb and clearml fit beside the project's packages. The others do not, so that they get a Python of
-their own, as trainer.tracker_python names one.
+their own, as trackers.python names one.
 """
 
 import json

@@ -1,23 +1,22 @@
-"""The files of what was played, that people and scripts read: rows as text, episodes as records.
+"""The files of recorded episodes: a line of JSON each.
 
-Both are JSON lines, one a row or an episode; a process that dies while it writes leaves all lines
-but the last whole. Invariant: an episode that is read has every entry of NEEDED, and each of its
-rows has one number of tokens in every entry of PER_TOKEN.
+A process that dies while it writes leaves all lines but the last whole. Invariant: an
+episode that is read has every entry of NEEDED, and each of its rows has one number of tokens in
+every entry of PER_TOKEN.
 """
 
 import json
-import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from data.json_lines import join_objects, json_object
 from data.packed_arrays import unpack_array
 from data.protocol import DataProto
 from features.records.episode_entries import RECORD, take_played_episodes
+from training.run.dumps import dump as dump
 
 # An episode as the file has it: turns and rows are lists of dicts.
 Recorded = dict[str, Any]
@@ -37,48 +36,6 @@ ARRAYS = {
     "template_mask": "|i1",
     "weight_versions": "<i4",
 }
-
-logger = logging.getLogger(__name__)
-
-
-def dump(
-    batch: DataProto, folder: str | None, step: int, tokenizer: Any, anew: bool = True
-) -> None:
-    """Writes the batch's text and scores to FOLDER/STEP.jsonl, or adds them to what is there.
-
-    A full disk costs what is written here, not the run: it is logged.
-
-    Args:
-        folder: None: nothing is written.
-        anew: replace what the file holds.
-    """
-    if folder is None:
-        return
-    path = Path(folder) / f"{step}.jsonl"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if anew else "a") as file:
-            for row in readable_rows(batch, tokenizer):
-                file.write(json.dumps({"step": step, **row}) + "\n")
-    except OSError as error:
-        logger.warning("%s was not written: %s", path, error)
-
-
-def readable_rows(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Any]]:
-    """Yields each scored row as text: `uid`, `input`, `output` and `score`."""
-    batch = batch.drop_dummies()
-    prompts = batch.batch["prompts"]
-    responses = batch.batch["responses"]
-    mask = batch.batch["attention_mask"].bool()
-    width = prompts.shape[1]
-    scores = batch.batch["token_level_scores"].sum(dim=1).tolist()
-    for i, score in enumerate(scores):
-        yield {
-            "uid": batch.non_tensor_batch["uid"][i],
-            "input": tokenizer.decode(prompts[i][mask[i, :width]]),
-            "output": tokenizer.decode(responses[i][mask[i, width:]]),
-            "score": score,
-        }
 
 
 def episodes_file(folder: Path, step: int, *, validate: bool = False) -> Path:

@@ -4,10 +4,10 @@ Validation's answers stand in the log already, where they are made.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from features.trackers.interface import Generations
+from training.observers import ObservedRun, Observer
 from training.run.validation_names import is_validation_reward, short_name
 
 # The console's line of a step shows these, in this order: label -> metric, format.
@@ -32,31 +32,32 @@ CONSOLE_COUNTS = {
 }
 
 
-class ConsoleTracker:
+class ConsoleLine(Observer):
     """Prints a line per step, its columns aligned.
 
     As in `step   3/60 | reward  0.4219 | … | left 0:01:12`.
     """
 
-    def __init__(self, first_step: int, total_steps: int | None) -> None:
-        self.first_step = first_step
-        self.total_steps = total_steps
+    def __init__(self, run: ObservedRun) -> None:
+        self.run = run
+        self.first_step = run.step
         self.start = time.monotonic()
 
-    def log(self, data: Mapping[str, float], step: int) -> None:
+    def run_started(self, step: int, in_flight: Sequence[int]) -> None:
+        """Begins to measure how long steps take."""
+        self.first_step = step
+        self.start = time.monotonic()
+
+    def step_logged(self, metrics: Mapping[str, float]) -> None:
         """Prints the step's line, and how long the rest of the run will take."""
-        line = format_line(data, step, self.total_steps)
-        if self.total_steps and self.first_step < step < self.total_steps:
+        step = self.run.step
+        total_steps = self.run.total_steps
+        line = format_line(metrics, step, total_steps)
+        if total_steps and self.first_step < step < total_steps:
             seconds_per_step = (time.monotonic() - self.start) / (step - self.first_step)
-            seconds_left = round(seconds_per_step * (self.total_steps - step))
+            seconds_left = round(seconds_per_step * (total_steps - step))
             line += f" | left {timedelta(seconds=seconds_left)}"
         print(line, flush=True)
-
-    def log_generations(self, rows: Generations, step: int) -> None:
-        """Does nothing: the log has shown them."""
-
-    def close(self, *, failed: bool = False) -> None:
-        """Ends nothing: the console stays."""
 
 
 def format_line(data: Mapping[str, float], step: int, total_steps: int | None = None) -> str:

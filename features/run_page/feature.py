@@ -1,0 +1,46 @@
+"""Writes a run's page, and what happened in it: report.html and events.jsonl.
+
+What other features ask of the page stands here.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from training.features import Feature
+
+FEATURE = Feature(
+    moved_modules={
+        "training.run.page": "features.run_page",
+        "training.run.run_record": "features.run_page.observer",
+        "training.run.start_facts": "features.run_page.observer",
+        "training.run.events": "features.run_page.events",
+        "training.run.report": "features.run_page.report",
+    },
+    observer="features.run_page.observer:open_page",
+    observer_order=40,
+)
+
+
+def add_event(run_dir: Path, kind: str, **parts: Any) -> None:
+    """Adds an event of the step that a run logged last, where the run has a folder."""
+    from features.run_page.attempts import add_event as add
+
+    add(run_dir, kind, **parts)
+
+
+def add_end(run_dir: Path, since: float, **parts: Any) -> None:
+    """Adds how a process of a run ended that could not say so itself; see `attempts.add_end`."""
+    from features.run_page.attempts import add_end as add
+
+    add(run_dir, since, **parts)
+
+
+def refresh_page(run_dir: Path) -> None:
+    """Writes the page of a run that has ended anew, where it has one; a run writes its own.
+
+    Raises:
+        OSError, ValueError: it cannot be written.
+    """
+    from features.run_page.attempts import refresh_page as refresh
+
+    refresh(run_dir)

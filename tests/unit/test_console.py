@@ -1,0 +1,48 @@
+"""The console's line of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.config import PPOConfig
+from training.observers import ObservedRun
+from training.run.console import ConsoleLine, format_line
+
+
+def make_run(total_steps: int | None = None) -> ObservedRun:
+    return ObservedRun(config=PPOConfig(), run_dir=Path(), total_steps=total_steps)
+
+
+def test_one_aligned_line_is_printed_per_step(capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run()
+    line = ConsoleLine(run)
+    for step, reward in ((1, 0.25), (120, -0.5)):
+        run.step = step
+        line.step_logged(
+            {"perf/time_per_step": 11.25, "critic/score/mean": reward, "unknown/metric": 1.0}
+        )
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "step     1 | reward  0.2500 | s/step   11.2"
+    assert second == "step   120 | reward -0.5000 | s/step   11.2"
+
+
+def test_validation_rewards_are_shown() -> None:
+    name = "val-core/gsm8k/reward/mean@1"
+    assert format_line({name: 0.5}, 0) == "step     0 | gsm8k/reward/mean@1 0.5000"
+    sure = {name: 0.5, f"{name}/ci_low": 0.41, f"{name}/ci_high": 0.589, f"{name}/tasks": 90.0}
+    assert format_line(sure, 0) == "step     0 | gsm8k/reward/mean@1 0.5000 [0.410, 0.589]"
+
+
+def test_progress_and_the_time_left_are_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([90.0, 100.0, 110.0])
+    monkeypatch.setattr("training.run.console.time.monotonic", lambda: next(clock))
+    run = make_run(total_steps=6)
+    line = ConsoleLine(run)
+    line.run_started(1, [])
+    run.step = 3
+    line.step_logged({"critic/score/mean": 0.5})
+    assert capsys.readouterr().out == "step     3/6 | reward  0.5000 | left 0:00:15\n"

@@ -1,0 +1,256 @@
+"""Observers are told in order, cost themselves where they raise, and keep their states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data.protocol import DataProto
+from training import observers as observing
+from training.config import PPOConfig
+from training.config.loader import ConfigError
+from training.config.resources.user_code import check_observers
+from training.observers import (
+    Notice,
+    ObservedRun,
+    Observer,
+    Observers,
+    RunStopped,
+    StepReport,
+    StopRequest,
+)
+from training.observers_of_run import open_observers
+from training.run.checkpoint_contents import DriverState, load_driver_state, save_driver_state
+
+
+def make_run(*settings: str) -> ObservedRun:
+    from training.config.loader import load_config
+
+    words = ["configs/quickstart.yaml", "trainer.progress=off", "trainer.logger=[]", *settings]
+    return ObservedRun(config=load_config(words, check=False).config, run_dir=Path("run"))
+
+
+def plain_run() -> ObservedRun:
+    return ObservedRun(config=PPOConfig(), run_dir=Path("run"))
+
+
+def report(step: int = 1, **parts: Any) -> StepReport:
+    return StepReport(step=step, batch=DataProto(), **parts)
+
+
+class Counts(Observer):
+    def __init__(self, name: str = "mine/steps") -> None:
+        self.name = name
+        self.steps = 0
+
+    def step_made(self, report: StepReport) -> Mapping[str, float]:
+        self.steps += 1
+        return {self.name: float(self.steps)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps} if self.steps else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+class Raising(Observer):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.closed_with = ""
+
+    def step_made(self, report: StepReport) -> None:
+        raise self.error
+
+    def closed(self) -> None:
+        self.closed_with = "closed"
+
+
+@pytest.fixture
+def costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in users' runs."""
+    monkeypatch.setattr(observing, "RAISES", False)
+
+
+def test_an_observer_that_raises_is_off_and_said_once(
+    costs_itself: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    raising = Raising(KeyError("mine"))
+    observers = Observers(plain_run(), {"raising": raising, "counts": Counts()})
+    assert [observers.step_made(report(step)) for step in (1, 2)] == [
+        {"mine/steps": 1.0},
+        {"mine/steps": 2.0},
+    ]
+    assert caplog.text.count("observer raising is off, the run goes on without it") == 1
+    observers.closed()
+    assert raising.closed_with == "closed"
+
+
+def test_in_our_suite_it_fails_the_test() -> None:
+    with pytest.raises(KeyError, match="mine"):
+        Observers(plain_run(), {"raising": Raising(KeyError("mine"))}).step_made(report())
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(3), MemoryError(), torch.OutOfMemoryError()]
+)
+def test_ctrl_c_and_out_of_memory_pass_through(costs_itself: None, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        Observers(plain_run(), {"raising": Raising(error)}).step_made(report())
+
+
+def test_a_later_observer_has_the_metrics_and_notices_of_earlier_ones() -> None:
+    seen = []
+
+    class Notices(Observer):
+        def step_made(self, report: StepReport) -> None:
+            report.notices.append(Notice("odd", "it is odd"))
+
+    class Reads(Observer):
+        def step_made(self, report: StepReport) -> None:
+            seen.append((dict(report.metrics), list(report.notices)))
+
+    named = {"notices": Notices(), "counts": Counts(), "reads": Reads()}
+    Observers(plain_run(), named).step_made(report(metrics={"loss": 1.0}))
+    assert seen == [({"loss": 1.0, "mine/steps": 1.0}, [Notice("odd", "it is odd")])]
+
+
+def test_a_metric_of_the_step_is_not_changed(costs_itself: None) -> None:
+    observers = Observers(plain_run(), {"counts": Counts("loss")})
+    assert observers.step_made(report(metrics={"loss": 1.0})) == {}
+    assert observers.off == {"counts"}
+
+
+def test_the_first_that_wants_to_stop_ends_the_run() -> None:
+    class Stops(Observer):
+        def wants_to_stop(self) -> StopRequest:
+            return StopRequest("enough tokens", 7)
+
+    Observers(plain_run(), {"counts": Counts()}).stop_if_asked()
+    with pytest.raises(RunStopped, match="enough tokens") as stopped:
+        Observers(plain_run(), {"counts": Counts(), "stops": Stops()}).stop_if_asked()
+    assert stopped.value.exit_code == 7
+
+
+def test_how_the_run_ends_is_told_also_where_it_fails() -> None:
+    ends = []
+
+    class Ends(Observer):
+        def run_ended(self, error: BaseException | None) -> None:
+            ends.append(error)
+
+    observers = Observers(plain_run(), {"ends": Ends()})
+    with observers.watching(0):
+        pass
+    error = ValueError("of a step")
+    with pytest.raises(ValueError, match="of a step"), observers.watching(0):
+        raise error
+    assert ends == [None, error]
+
+
+def test_states_are_kept_by_name_and_those_of_others_stay() -> None:
+    before = Observers(plain_run(), {"counts": Counts()})
+    before.step_made(report())
+    states = before.state_dict() | {"gone": {"value": 3}}
+    after = Observers(plain_run(), {"counts": Counts(), "new": Counts("new/steps")})
+    after.load_state_dict(states)
+    assert after.step_made(report()) == {"mine/steps": 2.0, "new/steps": 1.0}
+    assert after.state_dict() == {
+        "counts": {"steps": 2},
+        "new": {"steps": 1},
+        "gone": {"value": 3},
+    }
+
+
+def test_a_state_that_no_checkpoint_can_keep_costs_the_observer(
+    costs_itself: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Keeps(Observer):
+        def state_dict(self) -> dict[str, Any]:
+            return {"folder": Path("somewhere")}
+
+    observers = Observers(plain_run(), {"keeps": Keeps(), "counts": Counts()})
+    observers.step_made(report())
+    assert observers.state_dict() == {"counts": {"steps": 1}}
+    assert "a checkpoint keeps numbers, strings" in caplog.text
+
+
+def test_an_older_checkpoint_has_the_state_of_the_alarms_alone(tmp_path: Path) -> None:
+    alarms = {"template": "abc", "rewards": {}, "fewest_cut": 0.5}
+    older = {"global_steps": 3, "epoch": 0, "rows_done": 8, "kl_coef": 0.1, "alarms": alarms}
+    torch.save(older, tmp_path / "data.pt")
+    state = load_driver_state(tmp_path)
+    assert (state.global_steps, state.observers) == (3, {"alarms": alarms})
+    observers = open_observers(make_run())
+    observers.load_state_dict(state.observers)
+    assert observers.state_dict()["alarms"]["fewest_cut"] == 0.5
+
+
+def test_a_checkpoint_keeps_the_states(tmp_path: Path) -> None:
+    observers = {"counts": {"steps": 2, "sums": torch.ones(2), "last": [1.5, "a", None]}}
+    save_driver_state(tmp_path, DriverState(global_steps=1, observers=observers))
+    assert load_driver_state(tmp_path).observers["counts"]["last"] == [1.5, "a", None]
+
+
+# What a run opens
+
+
+def test_features_come_in_their_order_and_the_users_own_last(tmp_path: Path) -> None:
+    file = tmp_path / "watch.py"
+    file.write_text(
+        "from training.observers import Observer\n"
+        "class Mine(Observer):\n    pass\n"
+        "class Knows(Observer):\n"
+        "    def __init__(self, run):\n        self.folder = run.run_dir\n"
+    )
+    run = make_run(f"trainer.observers=[{file}:Mine,{file}:Knows]", "trainer.logger=[console,file]")
+    observers = open_observers(run)
+    assert list(observers.named) == [
+        "console",
+        "alarms",
+        "records",
+        "trackers",
+        "run_page",
+        "Mine",
+        "Knows",
+    ]
+    assert vars(observers.named["Knows"])["folder"] == Path("run")
+    off = make_run("alarms.mode=off", "records.keep_gib=0")
+    assert list(open_observers(off).named) == ["run_page"]
+    assert list(open_observers(run, []).named) == ["console"]
+    assert list(open_observers(run, [Counts(), Counts()]).named) == [
+        "console",
+        "Counts",
+        "Counts#2",
+    ]
+
+
+def test_a_users_observer_that_is_none_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "watch.py"
+    file.write_text("class Mine:\n    pass\ndef function():\n    pass\n")
+
+    def problems(source: str) -> list[str]:
+        return list(check_observers(make_run(f"trainer.observers=[{source}]").config))
+
+    assert "does not define 'Gone'" in problems(f"{file}:Gone")[0]
+    assert "is not a file" in problems(f"{tmp_path}/none.py:Mine")[0]
+    assert "is no class" in problems(f"{file}:function")[0]
+    assert "write FILE.py:CLASS" in problems(f"{file}")[0]
+    assert problems(f"{file}:Mine") == []
+    with pytest.raises(ConfigError, match="is no observer: write"):
+        open_observers(make_run(f"trainer.observers=[{file}:Mine]"))
+
+
+def test_a_feature_that_does_not_open_costs_itself(
+    costs_itself: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(run: ObservedRun) -> None:
+        raise KeyError("broken")
+
+    monkeypatch.setattr("features.alarms.monitor.open_alarms", broken)
+    assert "alarms" not in open_observers(make_run()).named
+    assert "the run goes on without the feature alarms" in caplog.text

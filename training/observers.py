@@ -1,0 +1,408 @@
+"""What a run tells those who watch it: `Observer`; and the list of them that a trainer holds.
+
+An observer reads and changes nothing: with all observers off, weights and metrics are bitwise what
+they are with them. A run calls, on the driver:
+
+    went_to                                the run begins, or goes on from a checkpoint
+    run_started                            `fit` begins
+      generation_begins -> played -> generation_ends    of a step, or of a validation
+      update_begins -> scored -> step_made              of a step
+      validation_begins -> (generation and scores, as above) -> validated
+      step_logged -> wants_to_stop                      `checkpoint_saved` comes when it is written
+    run_ended                              `fit` has ended
+    closed                                 the trainer is shut down
+
+With `trainer.async_level` steps are played ahead of the one that is trained on, in threads, so that
+`generation_begins`, `played` and `generation_ends` may come at any time. Invariant: an observer
+that raises costs itself and not the run: it is off from then on, which is said once. Ctrl-C and out
+of memory pass through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from data.protocol import DataProto
+from training.config import PPOConfig
+
+logger = logging.getLogger(__name__)
+
+# Whether an observer's error ends the run, as in our tests.
+RAISES = False
+
+Metrics = dict[str, float]
+# Rows of validation: mappings with `input` and `output` (text) and `score` (a number).
+Generations = Sequence[Mapping[str, Any]]
+Answer = TypeVar("Answer")
+
+
+@dataclass(kw_only=True)
+class ObservedRun:
+    """Says what is known of a run. The trainer keeps it true; observers read it.
+
+    Attributes:
+        config: the run's.
+        run_dir: its folder.
+        tokenizer: the policy's; None: not known.
+        steps_per_epoch: after how many steps prompts come again; None: not known.
+        textless_ids: of tokens that say nothing; see `training/run/metrics/textless_ids.py`.
+        paid_by_environment: the environment's rewards are the scores, and nothing else is.
+        val_paid_by_environment: the same of validation.
+        total_steps: of the whole run; None: not known.
+        step: that the run stands at: made last, or being made.
+        changes: of settings, with which the run goes on: key -> (before, after).
+    """
+
+    config: PPOConfig
+    run_dir: Path
+    tokenizer: PreTrainedTokenizerBase | None = None
+    steps_per_epoch: int | None = None
+    textless_ids: Sequence[int] = ()
+    paid_by_environment: bool = False
+    val_paid_by_environment: bool = False
+    total_steps: int | None = None
+    step: int = 0
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+class Notice(NamedTuple):
+    """Tells of something in a step that people should look at, for the observers that come later.
+
+    Attributes:
+        name: what it is, in a word.
+        text: a sentence on it.
+        view: the viewer's address of what it is about, behind its #; None: there is none.
+    """
+
+    name: str
+    text: str
+    view: str | None = None
+
+
+class StopRequest(NamedTuple):
+    """Asks for the end of a run behind the step that was made; says why, and the exit code."""
+
+    reason: str
+    exit_code: int
+
+
+class RunStopped(RuntimeError):
+    """Ends a run as an observer asked for; its text is the reason.
+
+    Attributes:
+        exit_code: of the process.
+    """
+
+    def __init__(self, reason: str, exit_code: int = 1) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """Holds a step that was made.
+
+    Attributes:
+        step: its number.
+        batch: what it trained on, with all fields that its phases added.
+        metrics: of the step, those of earlier observers among them.
+        records: what each rank's probes recorded, by the probe's name.
+        notices: of earlier observers; an observer appends its own.
+    """
+
+    step: int
+    batch: DataProto
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    records: Sequence[Mapping[str, Any]] = ()
+    notices: list[Notice] = field(default_factory=list)
+
+
+class Observer:
+    """Watches a run; every method may be left out.
+
+    It is made with the `ObservedRun` where its `__init__` takes an argument, else without.
+    """
+
+    def went_to(self, step: int, in_flight: Sequence[int]) -> None:
+        """Sees that the run begins (0), or goes on from a checkpoint of this step.
+
+        Args:
+            in_flight: steps behind it that are generated already.
+        """
+
+    def run_started(self, step: int, in_flight: Sequence[int]) -> None:
+        """Sees that steps are about to be made behind this one; arguments as of `went_to`."""
+
+    def generation_begins(self, step: int, validate: bool) -> None:
+        """Sees that the episodes of a step, or of its validation, begin to play."""
+
+    def generation_ends(self, step: int, validate: bool) -> None:
+        """Sees that they have ended, or failed."""
+
+    def validation_begins(self, step: int) -> None:
+        """Sees that the validation of a step begins, whose batches are to come."""
+
+    def played(self, batch: DataProto, step: int, validate: bool) -> None:
+        """Sees a batch of a step, or of its validation, as it was played; scores are to come."""
+
+    def scored(self, batch: DataProto, scores: Tensor) -> None:
+        """Sees what the rows of a batch were given, before anything is made of it.
+
+        A step's batch comes behind `update_begins`; validation's, and with dynamic sampling all
+        that groups are chosen from, come as they were played, with `token_level_scores`. The
+        batch's meta_info has `global_steps` and `validate`.
+
+        Args:
+            scores: (B, R) float32.
+        """
+
+    def update_begins(self, batch: DataProto) -> None:
+        """Sees a step's batch whose update begins, once groups that are too old are masked."""
+
+    def step_made(self, report: StepReport) -> Mapping[str, float] | None:
+        """Sees a step that was made; returns metrics to add to those of the step, if any."""
+        return None
+
+    def validated(self, step: int, metrics: Mapping[str, float], generations: Generations) -> None:
+        """Sees a validation's metrics, and as many answers as `trainer.log_val_generations`."""
+
+    def checkpoint_saved(self, step: int) -> None:
+        """Sees that the checkpoint of a step is complete; it may have begun some steps before."""
+
+    def step_logged(self, metrics: Mapping[str, float]) -> None:
+        """Sees all metrics of a step, behind its validation and save; `ObservedRun.step` is its.
+
+        Those of a validation before the first step come alone.
+        """
+
+    def wants_to_stop(self) -> StopRequest | None:
+        """Returns why the run is to end now, and with which exit code; None: it goes on."""
+        return None
+
+    def run_ended(self, error: BaseException | None) -> None:
+        """Sees that no further step is made, and what ended the run; None: it is done."""
+
+    def summary(self) -> str:
+        """Returns what the command line prints behind a run that came to its end; "": nothing."""
+        return ""
+
+    def closed(self) -> None:
+        """Gives back what it holds: the trainer is shut down. An observer that is off hears it."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Returns what a checkpoint keeps: numbers, strings, tensors, and lists and dicts of them.
+
+        It is asked at the end of every step.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a checkpoint's `state_dict`, which was not empty."""
+
+
+class Observers:
+    """Tells observers, in order, what happens in a run, and switches off those that raise.
+
+    Args:
+        run: what is known of the run.
+        named: observers by the names under which checkpoints keep their states.
+    """
+
+    def __init__(self, run: ObservedRun, named: Mapping[str, Observer]) -> None:
+        self.run = run
+        self.named = dict(named)
+        self.off: set[str] = set()
+        # Of observers that this run does without, as a checkpoint had them.
+        self._others_states: dict[str, Any] = {}
+
+    # The run
+
+    def went_to(self, step: int, in_flight: Sequence[int] = ()) -> None:
+        """Tells that the run begins, or goes on from a checkpoint."""
+        self.run.step = step
+        self._tell(lambda observer: observer.went_to(step, in_flight))
+
+    @contextmanager
+    def watching(self, step: int, in_flight: Sequence[int] = ()) -> Iterator[None]:
+        """Tells that the steps of the block are made, and how the block ends."""
+        self.run.step = step
+        try:
+            self._tell(lambda observer: observer.run_started(step, in_flight))
+            yield
+        except BaseException as error:
+            self._tell_end(error)
+            raise
+        self._tell_end(None)
+
+    def _tell_end(self, error: BaseException | None) -> None:
+        self._tell(lambda observer: observer.run_ended(error))
+
+    def summaries(self) -> list[str]:
+        """Returns what is printed behind a run that came to its end."""
+        texts = self._tell(lambda observer: observer.summary())
+        return [text for text in texts.values() if text]
+
+    def closed(self) -> None:
+        """Tells that the trainer is shut down, also those that are off."""
+        for name, observer in self.named.items():
+            with self._costing_itself(name):
+                observer.closed()
+
+    # Playing
+
+    @contextmanager
+    def generating(self, step: int, *, validate: bool) -> Iterator[None]:
+        """Tells that the block plays a step's episodes, or its validation's."""
+        self._tell(lambda observer: observer.generation_begins(step, validate))
+        try:
+            yield
+        finally:
+            self._tell(lambda observer: observer.generation_ends(step, validate))
+
+    def played(self, batch: DataProto) -> None:
+        """Tells of a batch as it was played."""
+        step = int(batch.meta_info.get("global_steps", self.run.step))
+        validate = bool(batch.meta_info.get("validate"))
+        self._tell(lambda observer: observer.played(batch, step, validate))
+
+    def scored(self, batch: DataProto, scores: Tensor) -> None:
+        """Tells what the rows of a batch were given, (B, R)."""
+        self._tell(lambda observer: observer.scored(batch, scores))
+
+    def validation_begins(self, step: int) -> None:
+        """Tells that the validation of a step begins."""
+        self._tell(lambda observer: observer.validation_begins(step))
+
+    # A step
+
+    def update_begins(self, batch: DataProto, step: int) -> None:
+        """Tells that the update of a step begins."""
+        self.run.step = step
+        self._tell(lambda observer: observer.update_begins(batch))
+
+    def step_made(self, report: StepReport) -> Metrics:
+        """Tells of a step that was made; returns the observers' metrics."""
+        added: Metrics = {}
+        for name, observer in self._working():
+            with self._costing_itself(name):
+                own = observer.step_made(report) or {}
+                metrics = _new_metrics(own, report.metrics)
+                report = replace(report, metrics={**report.metrics, **metrics})
+                added |= metrics
+        return added
+
+    def validated(self, step: int, metrics: Mapping[str, float], generations: Generations) -> None:
+        """Tells of a validation."""
+        self.run.step = step
+        self._tell(lambda observer: observer.validated(step, metrics, generations))
+
+    def checkpoint_saved(self, step: int) -> None:
+        """Tells that a checkpoint is complete."""
+        self._tell(lambda observer: observer.checkpoint_saved(step))
+
+    def step_logged(self, metrics: Mapping[str, float]) -> None:
+        """Tells all metrics of a step, if there are any."""
+        if metrics:
+            self._tell(lambda observer: observer.step_logged(metrics))
+
+    def stop_if_asked(self) -> None:
+        """Raises RunStopped where an observer wants the run to end."""
+        requests = self._tell(lambda observer: observer.wants_to_stop())
+        for request in requests.values():
+            if request is not None:
+                reason, exit_code = request
+                raise RunStopped(reason, exit_code)
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the observers' states by name; they are copies."""
+        states = self._tell(lambda observer: _plain_copy(observer.state_dict()))
+        kept = {name: state for name, state in states.items() if state}
+        return self._others_states | kept
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Goes on from `state_dict`; states of observers that are not there are kept for later."""
+        self._others_states = {}
+        for name, state in states.items():
+            if name not in self.named:
+                self._others_states[name] = state
+            elif name not in self.off:
+                with self._costing_itself(name):
+                    self.named[name].load_state_dict(state)
+
+    # Telling
+
+    def _working(self) -> list[tuple[str, Observer]]:
+        return [(name, each) for name, each in self.named.items() if name not in self.off]
+
+    def _tell(self, tell: Callable[[Observer], Answer]) -> dict[str, Answer]:
+        """Calls each observer; returns the answers of those that did not raise."""
+        answers = {}
+        for name, observer in self._working():
+            with self._costing_itself(name):
+                answers[name] = tell(observer)
+        return answers
+
+    @contextmanager
+    def _costing_itself(self, name: str) -> Iterator[None]:
+        """Switches the observer off where the block raises, and says so."""
+        try:
+            yield
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if RAISES:
+                raise
+            if name not in self.off:
+                logger.warning(
+                    "observer %s is off, the run goes on without it: %s: %s",
+                    name,
+                    type(error).__name__,
+                    error,
+                    exc_info=True,
+                )
+            self.off.add(name)
+
+
+def _new_metrics(own: Mapping[str, float], there: Mapping[str, float]) -> Metrics:
+    """Returns an observer's metrics as numbers.
+
+    Raises:
+        ValueError: the step has one of them already, which an observer must not change.
+    """
+    taken = [name for name in own if name in there]
+    if taken:
+        raise ValueError(
+            f"step_made returned {', '.join(taken)}, which the step has already: an observer adds "
+            "metrics under names of its own, as mine/tokens"
+        )
+    return {name: float(value) for name, value in own.items()}
+
+
+def _plain_copy(state: Any) -> Any:
+    """Copies a state.
+
+    Raises:
+        TypeError: it holds something that no checkpoint can keep.
+    """
+    if isinstance(state, Mapping):
+        return {_plain_copy(key): _plain_copy(value) for key, value in state.items()}
+    if type(state) in (list, tuple, set):
+        return type(state)([_plain_copy(value) for value in state])
+    if state is None or isinstance(state, Tensor) or type(state) in (bool, int, float, str, bytes):
+        return deepcopy(state)
+    raise TypeError(
+        f"state_dict has {state!r}, a {type(state).__name__}: a checkpoint keeps numbers, strings, "
+        "tensors, and lists and dicts of them; use float(), .tolist() or str()"
+    )

@@ -1,0 +1,76 @@
+"""The facts of an episode that leave the engine's process, for a step's metrics.
+
+`episode_facts` is what the batch's column of that name holds, once for each episode; the metrics
+(training/run) read nothing else of episodes. Invariant: facts are plain data, as JSON holds it.
+"""
+
+from typing import Any
+
+from workers.rollout.episode import FAILURES, Episode, digest
+
+
+def episode_facts(episode: Episode) -> dict[str, Any]:
+    """Returns what a step needs to know of an episode, once the failure policy was applied.
+
+    Returns:
+        observation, done: of the last reply.
+        ending, error: how it ended; the error is of the first attempt that failed.
+        environment, group: their numbers.
+        begins: a digest of its first messages, equal for the members of a group.
+        turns, attempts, cut_turns: counts.
+        env_seconds: the environment's own time; seconds: wall time.
+        tool_calls: of all turns.
+        models: what was asked of models beside the policy, in all attempts.
+        info: the environment's numbers; of a name that several turns give the last counts. Of a
+            program what is counted of its requests, and its own metrics.
+        sampled_tokens: of all turns.
+        paid: what the environment gave in all, 0 where the episode failed; reward: the sum over the
+            episode's rows, which it is to be but for `agent.overflow_reward`.
+        masked: none of its tokens is trained on.
+    """
+    replies = [turn.reply for turn in episode.turns if turn.reply]
+    last_reply = episode.turns[-1].reply if episode.turns else None
+    observation = ""
+    done = False
+    if last_reply is not None:
+        observation = "\n".join(message["content"] for message in last_reply.messages)
+        done = last_reply.done
+    tool_calls: list[dict[str, Any]] = []
+    info: dict[str, float] = {}
+    for reply in replies:
+        tool_calls += reply.tool_calls
+        info |= reply.info
+    for name, count in episode.program.get("counts", {}).items():
+        info[f"program_{name}"] = float(count)
+    info |= episode.program.get("metrics", {})
+    first_messages = episode.initial_messages
+    return {
+        "observation": observation,
+        "done": done,
+        "ending": episode.ending,
+        "error": episode.first_error,
+        "environment": episode.spec,
+        "group": episode.group,
+        "begins": digest(first_messages) if first_messages else "",
+        "turns": len(episode.turns),
+        "attempts": episode.attempt + 1,
+        "cut_turns": sum(1 for turn in episode.turns if turn.finish_reason == "length"),
+        "env_seconds": episode.env_seconds,
+        "seconds": episode.seconds,
+        "tool_calls": tool_calls,
+        "models": episode.models,
+        "info": info,
+        "sampled_tokens": sum(turn.tokens for turn in episode.turns),
+        "paid": reward_paid(episode),
+        "reward": float(sum(sum(row.reward_at.values()) for row in episode.rows)),
+        "masked": not any(row.spans for row in episode.rows),
+    }
+
+
+def reward_paid(episode: Episode) -> float:
+    """Sums what the environment gave, whatever the rows hold."""
+    if episode.ending in FAILURES:
+        return 0.0
+    if episode.final_reward is not None:
+        return episode.final_reward
+    return sum(turn.reply.reward or 0.0 for turn in episode.turns if turn.reply)
