@@ -24,7 +24,7 @@ def late_names(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
 
         Raises:
             AttributeError: it has none of that name.
-            ModuleNotFoundError: the feature that has it is not here.
+            ImportError: the feature that has it is not here.
         """
         if name not in places:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -41,7 +41,7 @@ def _imported(name: str, place: str) -> Any:
         folder = "/".join(place.split(".")[:2])
         is_gone = error.name is not None and f"{place}.".startswith(f"{error.name}.")
         if is_gone and folder.startswith("features/"):
-            raise ModuleNotFoundError(
+            raise ImportError(
                 f"{name} is a part of {folder}, which is not here: put the folder back, or do "
                 "without it",
                 name=error.name,

@@ -49,6 +49,7 @@ class Feature:
         modes: an option of the command line, such as --plan -> "module:function", which is called
             in place of training with the words of the command line and the signals that end it,
             and returns the exit code.
+        usage: what --help says of them, a line for each.
         kinds: "module:NAME" of the kinds of episodes; see workers/rollout/kinds.py.
         starter: "module:function", (config, program, argv) -> exit code where it starts the run in
             processes of its own, or None where the run goes on in this one.
@@ -56,6 +57,8 @@ class Feature:
             see custom/env_factory.py.
         import_advice: "module:function", ModuleNotFoundError of a user's file -> what to write
             instead, or None.
+        model_writer: "module:function", (CheckpointModel, folder, dtype); writes a checkpoint as a
+            Hugging Face folder; see training/run/model_source.py.
     """
 
     section: type | None = None
@@ -67,10 +70,12 @@ class Feature:
     probes: str | None = None
     sync_probes: str | None = None
     modes: Mapping[str, str] = field(default_factory=dict)
+    usage: str = ""
     kinds: tuple[str, ...] = ()
     starter: str | None = None
     libraries: str | None = None
     import_advice: str | None = None
+    model_writer: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +87,14 @@ class AbsentFeature:
         moved_keys: as of `Feature`.
         modes: its options of the command line.
         libraries: the names of its libraries of environments.
-        translator: whether it reads another program's keys.
+        brings: the attributes of `Feature` that it has.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     moved_keys: Mapping[str, str] = field(default_factory=dict)
     modes: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
-    translator: bool = False
+    brings: tuple[str, ...] = ()
 
 
 @cache
@@ -164,3 +169,11 @@ def folder_without(attribute: str, name: str) -> str | None:
         if name in vars(absent)[attribute]:
             return folder_of(feature)
     return None
+
+
+def folder_that_brings(attribute: str) -> str:
+    """Returns the folder that is gone and with it this attribute, to be told in a sentence."""
+    for feature, absent in absent_features().items():
+        if attribute in absent.brings:
+            return folder_of(feature)
+    return "a feature"

@@ -11,7 +11,6 @@ from training.config.schema.update import (
 )
 from training.config.section import NonNegativeFloat, PositiveFloat, PositiveInt
 
-
 # What is read of the critic's section where its values come from the actor's model.
 SETTINGS_OF_A_SHARED_BACKBONE = (
     "enable",

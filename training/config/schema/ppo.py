@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from custom.env_factory import LIBRARIES, Library, library_of
+from custom.env_factory import Library, libraries, library_of
 from training.config.batch_plan import BatchPlan, UpdatePlan
 from training.config.estimator_needs import estimator_needs
 from training.config.schema.actor import ActorConfig
@@ -187,8 +187,8 @@ class CoreConfig(Section):
     def _guarded_libraries(self) -> list[Library]:
         """Lists the environments' libraries that are kept in processes of their own."""
         names = [library_of(environment.name) for environment in self.environments]
-        libraries = [LIBRARIES[name] for name in names if name]
-        return [library for library in libraries if library.own_process]
+        used = [libraries()[name] for name in names if name]
+        return [library for library in used if library.own_process]
 
     @property
     def episodes_dir(self) -> str:
