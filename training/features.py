@@ -140,6 +140,14 @@ def moved_keys() -> dict[str, str]:
     return moved
 
 
+def renamed(key: str, moved: Mapping[str, str]) -> str | None:
+    """Returns what a key that has moved, or one below it, is called now; None: it has not."""
+    for old, new in moved.items():
+        if key == old or key.startswith(f"{old}."):
+            return new + key.removeprefix(old)
+    return None
+
+
 def moved_modules() -> dict[str, str]:
     """Returns by the older name of a feature's module what it is called now."""
     moved: dict[str, str] = {}

@@ -133,7 +133,7 @@ def place_of(verl_module: str, name: str) -> str | None:
     """Returns the module here that has a name of a module of verl's; None where none has it."""
     for module_name in modules_here(verl_module):
         module = _imported(module_name)
-        if module is not None and hasattr(module, name):
+        if module is not None and name in dir(module):
             return module_name
     return None
 

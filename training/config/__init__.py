@@ -115,4 +115,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*_PLACES, *_NAMES_OF_VERL]
+    return [*globals(), *_PLACES, *_NAMES_OF_VERL]

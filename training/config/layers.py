@@ -25,7 +25,7 @@ from training.config.section import PROJECT_ROOT, located
 from training.config.translator import key_translator
 from training.config.values import parse
 from training.config.yaml_faults import describe_yaml_fault
-from training.features import AbsentFeature, absent_features, folder_of, moved_keys
+from training.features import AbsentFeature, absent_features, folder_of, moved_keys, renamed
 
 log = logging.getLogger(__name__)
 COMMAND_LINE = "command line"
@@ -273,7 +273,7 @@ class Layers:
 
     def _moved_to_feature(self, key: str) -> str | None:
         """Returns what a setting that has moved to a feature, or one below it, is called now."""
-        return _renamed(key, self._moved)
+        return renamed(key, self._moved)
 
     def _holds_renamed_keys(self, key: str) -> bool:
         """Checks whether keys inside this one, a mapping, are called otherwise here."""
@@ -284,7 +284,7 @@ class Layers:
         """Returns the feature that a key, or its older name, is of, where its folder is gone."""
         for name, feature in absent_features().items():
             is_inside = f"{key}.".startswith(f"{name}.")
-            if is_inside or _renamed(key, feature.moved_keys) is not None:
+            if is_inside or renamed(key, feature.moved_keys) is not None:
                 return name
         return None
 
@@ -427,19 +427,11 @@ def _no_advice() -> str:
     return f"{NO_ADVICE}; {', '.join(readers)}, which reads other programs' keys, is not here"
 
 
-def _renamed(key: str, moved: Mapping[str, str]) -> str | None:
-    """Returns what a key that has moved, or one below it, is called now; None: it has not."""
-    for old, new in moved.items():
-        if key == old or key.startswith(f"{old}."):
-            return new + key.removeprefix(old)
-    return None
-
-
 def _is_default(key: str, value: Any, feature: AbsentFeature) -> bool:
     """Checks whether a value of an absent feature's key, or of its section, is no other than its
     default.
     """
-    own_key = _renamed(key, feature.moved_keys) or key
+    own_key = renamed(key, feature.moved_keys) or key
     if own_key not in feature.settings:
         return value in (None, {}) and any(
             name.startswith(f"{own_key}.") for name in feature.settings
