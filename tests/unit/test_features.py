@@ -374,3 +374,13 @@ def test_a_new_feature_of_one_file_is_found_with_its_section(tmp_path: Path) -> 
         folder=tmp_path,
     )
     assert "gpu_seconds.every=7 is too often" in said
+
+
+def test_the_settings_package_imports_nothing_before_a_name_is_asked_for() -> None:
+    run_python(
+        "import sys, training.config as config\n"
+        "assert 'pydantic' not in sys.modules\n"
+        "assert all(hasattr(config, name) for name in dir(config))\n"
+        "assert config.FSDPActorConfig is config.ActorConfig\n"
+        "assert 'torch' not in sys.modules"
+    )

@@ -109,10 +109,13 @@ _NAMES_OF_VERL = {
 }
 _resolve = late_names(__name__, _PLACES)
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    return _resolve(_NAMES_OF_VERL.get(name, name))
+    def __getattr__(name: str) -> Any:
+        """Returns what the package offers under a name."""
+        return _resolve(_NAMES_OF_VERL.get(name, name))
 
 
 def __dir__() -> list[str]:
+    """Lists the names that the package offers, beside those that are there."""
     return [*globals(), *_PLACES, *_NAMES_OF_VERL]

@@ -241,7 +241,10 @@ class Layers:
         return others
 
     def _add_foreign(self, key: str, value: Any, source: str) -> None:
-        """Takes a key that is not ours: moved, without meaning here, or a mistake."""
+        """Takes a key that is not ours: an absent feature's, another program's, or a mistake."""
+        if self._absent_feature(key) is not None:
+            self._add_absent(key, value, source)
+            return
         translated = self.translator.settings_for(key, value)
         if translated is not None:
             self.foreign_values[key] = value
@@ -254,9 +257,6 @@ class Layers:
             self._add_moved(key, moved_key, value, source)
             return
         verdict = self.translator.judge(key, value)
-        if verdict is None and self._absent_feature(key) is not None:
-            self._add_absent(key, value, source)
-            return
         if verdict is None:
             self._report_unknown(key, value, source)
             return
@@ -428,9 +428,7 @@ def _no_advice() -> str:
 
 
 def _is_default(key: str, value: Any, feature: AbsentFeature) -> bool:
-    """Checks whether a value of an absent feature's key, or of its section, is no other than its
-    default.
-    """
+    """Checks whether a value is the default of a key, or of a section, of an absent feature."""
     own_key = renamed(key, feature.moved_keys) or key
     if own_key not in feature.settings:
         return value in (None, {}) and any(
