@@ -102,6 +102,7 @@ def write_count(folder: Path, model: Path) -> None:
     (folder / "count.yaml").write_text(yaml.safe_dump(config))
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("feature", [case(name) for name in FOLDERS])
 def test_without_a_feature_the_rest_works(feature: str, tmp_path: Path, tiny_game: Path) -> None:
     folder = tmp_path / "checkout"
