@@ -127,6 +127,19 @@ def folder_of(name: str) -> str:
     return f"{FOLDER.name}/{name}"
 
 
+def require_feature(name: str, what: str) -> None:
+    """Requires that a feature is here, before its modules are imported for `what`.
+
+    Raises:
+        ImportError: it is not.
+    """
+    if name not in features():
+        raise ImportError(
+            f"{what} is a part of {folder_of(name)}, which is not here: put the folder back, or do "
+            "without it"
+        )
+
+
 def sections() -> dict[str, type]:
     """Returns the classes of the features' settings, by the features' names."""
     return {name: each.section for name, each in features().items() if each.section is not None}

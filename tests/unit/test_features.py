@@ -383,3 +383,12 @@ def test_the_settings_package_imports_nothing_before_a_name_is_asked_for() -> No
         "assert config.FSDPActorConfig is config.ActorConfig\n"
         "assert 'torch' not in sys.modules"
     )
+
+
+def test_a_script_that_evaluates_without_the_feature_is_told_its_folder(folder: Path) -> None:
+    from setup import evaluate
+
+    with pytest.raises(
+        ImportError, match=r"setup\.evaluate is a part of features/evaluation, which"
+    ):
+        evaluate({}, "model")
