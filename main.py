@@ -1,19 +1,15 @@
 """Trains: `python main.py CONFIG.yaml key=value ...`.
 
 `--explain` shows the values that were given and what follows from them, `--explain-all` every
-value, where it came from and what reads it; `--plan` prints how much memory the run would take,
-phase by phase, and loads no model; `--eval MODEL` evaluates in place of training (training/modes.py
-lists such options). A fault before the first step ends the run with one line, as lack of
-memory does; `--debug` shows the traceback.
+value, where it came from and what reads it. Features bring options that do something in place of
+training, such as `--plan` and `--eval MODEL` (training/modes.py). What is wrong before the first
+step ends the run with one line, as lack of memory does; `--debug` shows the traceback.
 """
 
 import logging
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +18,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 try:
     from data.watchdog import WATCHDOG, watching
     from training.config import PPOConfig
-    from training.config.checks import check_config
-    from training.config.explain import explain_run, explain_values, sizes
+    from training.config.explain import explain_run, explain_values
     from training.config.loader import ConfigError, load_config
-    from training.modes import chosen_mode, run_mode, starters
+    from training.modes import chosen_mode, describe_missing_mode, run_mode, starters
     from training.run.exit_codes import MEND, OUT_OF_MEMORY
     from training.run.out_of_memory import MemoryKills, ran_out_of_memory
-    from training.run.signals import EndingSignals, give_signals_back
+    from training.run.signals import EndingSignals, ended_by_a_closed_pipe, give_signals_back
 except ModuleNotFoundError as missing:
     sys.exit(
         f"{missing} in {sys.executable}: `make setup` makes .venv, with which "
@@ -40,9 +35,8 @@ if TYPE_CHECKING:
 
 # So much of an error's text stands in the line that a user reads.
 MAX_ERROR_CHARS = 300
-# Options of this file alone; the others are the loader's.
+# An option of this file alone; the others are the loader's and the modes'.
 DEBUG = "--debug"
-PLAN = "--plan"
 
 
 def main(argv: list[str]) -> int:
@@ -57,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(argv: list[str], signals: EndingSignals) -> int:
-    """Reads the config, then explains it, plans its memory or trains; returns the exit code."""
+    """Does as a mode says, or reads the config and explains it or trains; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # A line for each request; the addresses of programs' requests are secret.
     for client in ("httpx", "httpx2"):
@@ -66,25 +60,21 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     if mode is not None:
         words = [word for word in argv if word != DEBUG]
         return run_in_mode(mode, words, signals, debug=DEBUG in argv)
-    planning = PLAN in argv
+    missing = describe_missing_mode(argv)
+    if missing is not None:
+        print(missing, file=sys.stderr)
+        return 2
     try:
-        with _ended_by_a_closed_pipe():
-            loaded = load_config(
-                [word for word in argv if word not in (DEBUG, PLAN)], check=not planning
-            )
+        with ended_by_a_closed_pipe():
+            loaded = load_config([word for word in argv if word != DEBUG])
             if loaded.explain:
                 print(explain_run(loaded), flush=True)
-            if planning:
-                print_plan(loaded.config)
     except ConfigError as error:
-        # The values are most wanted when something is wrong.
-        if error.loaded is not None and error.loaded.explain:
-            print(explain_values(error.loaded))
-        print(error, file=sys.stderr)
+        print_config_error(error)
         if not argv:
             print("start a file's run by: python main.py CONFIG.yaml (see --help)", file=sys.stderr)
         return 2
-    if planning or loaded.explain:
+    if loaded.explain:
         return 0
     for starter in starters():
         code = starter(loaded.config, Path(__file__), argv)
@@ -104,7 +94,7 @@ def run_in_mode(mode: str, words: list[str], signals: EndingSignals, *, debug: b
     try:
         return run_mode(mode, words, signals)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print_config_error(error)
         return 2
     except (CannotUse, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
@@ -116,32 +106,11 @@ def run_in_mode(mode: str, words: list[str], signals: EndingSignals, *, debug: b
         return 1
 
 
-@contextmanager
-def _ended_by_a_closed_pipe() -> Iterator[None]:
-    """Lets `| head` end this process without a word, as it ends other programs that print."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-
-
-def print_plan(config: PPOConfig) -> None:
-    """Prints what memory the run would take, and, to stderr, why it would not start here.
-
-    Raises:
-        ConfigError: no plan can be made.
-    """
-    from features.memory_plan.planner import Planner
-
-    for problem in check_config(config, ask_hub=False):
-        print(f"it would not start here: {problem}", file=sys.stderr)
-    try:
-        print(Planner(config).tell())
-        print(sizes(config))
-    # A model's own code may ask for numbers, of which there are none.
-    except (ValueError, OSError, RuntimeError, LookupError, ArithmeticError) as error:
-        raise ConfigError([f"no plan can be made: {error}"]) from error
+def print_config_error(error: ConfigError) -> None:
+    """Prints what is wrong with the config; with --explain the values, most wanted then."""
+    if error.loaded is not None and error.loaded.explain:
+        print(explain_values(error.loaded))
+    print(error, file=sys.stderr)
 
 
 def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> int:

@@ -1,18 +1,21 @@
 """From a name in a config to an environment: a class of yours, or LIBRARY:ID.
 
-The environments of other libraries are played by the adapters in features/adapters. Invariant: a
-library, and the adapter to it, is imported only when one of its environments is made. A name
-that does not exist or takes other arguments raises a ValueError that says what is allowed; an
-exception inside a user's own environment keeps its type.
+The environments of other libraries are played by adapters that a feature registers
+(`Feature.libraries`). Invariant: a library, and the adapter to it, is imported only when one of its
+environments is made. What does not
+exist or takes other arguments raises a ValueError that says what is allowed; an exception inside a
+user's own environment keeps its type.
 """
 
 import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from custom.env import BadEnvironment
+from data.brought import brought, folder_without
 from data.loading import load_object
 
 # Characters of what a library raised that are shown.
@@ -25,7 +28,7 @@ class Library:
 
     Attributes:
         package: what to install for it.
-        adapter: the class in the module of features/adapters that is named like the library.
+        adapter: "module:Class" of what plays its environments.
         own_process: its environments live in processes of their own unless the config says
             otherwise: they execute the policy's text, draw from global generators, or hang.
         network: those processes keep the network.
@@ -39,24 +42,18 @@ class Library:
     module: str | None = None
 
 
-LIBRARIES = {
-    "gymnasium": Library("gymnasium", "GymnasiumEnvironment", own_process=False),
-    "reasoning_gym": Library("reasoning-gym", "ReasoningGymEnvironment"),
-    "textarena": Library("textarena", "TextArenaEnvironment"),
-    "textworld": Library("textworld", "TextWorldEnvironment"),
-    # Its server has the library; only a WebSocket is needed here.
-    "openenv": Library(
-        "'websockets>=15'", "OpenEnvEnvironment", own_process=False, module="websockets"
-    ),
-    "verifiers": Library(
-        "'verifiers>=0.4,<0.5'; it excludes vLLM's packages: with them set agent.verifiers.python",
-        "VerifiersEnvironment",
-        network=True,
-        # Older versions lack this module.
-        module="verifiers.v1",
-    ),
-}
-ENVIRONMENT_NAMES = ", ".join([f"{library}:…" for library in LIBRARIES] + ["PACKAGE.MODULE:CLASS"])
+@cache
+def libraries() -> dict[str, Library]:
+    """Returns the libraries that features bring, by their names in a config."""
+    found: dict[str, Library] = {}
+    for table in brought("libraries"):
+        found |= table
+    return found
+
+
+def environment_names() -> str:
+    """Returns the forms that the name of an environment has in a config."""
+    return ", ".join([f"{library}:…" for library in libraries()] + ["PACKAGE.MODULE:CLASS"])
 
 
 def library_of(source: Any) -> str | None:
@@ -64,7 +61,7 @@ def library_of(source: Any) -> str | None:
     if not isinstance(source, str):
         return None
     library = source.partition(":")[0]
-    return library if library in LIBRARIES else None
+    return library if library in libraries() else None
 
 
 def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -85,21 +82,24 @@ def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> An
     kind, _, name = source.rpartition(":")
     if not kind or not name:
         raise ValueError(
-            f"environment {source!r} is unknown; allowed: {ENVIRONMENT_NAMES} "
+            f"environment {source!r} is unknown; allowed: {environment_names()} "
             "or /path/to/file.py:CLASS"
         )
     library = library_of(source)
     if library:
         return _make_of_library(library, source, kwargs)
+    folder = folder_without("libraries", kind)
+    if folder:
+        raise ValueError(f"environment {source} is played by {folder}, which is not here")
     return _construct(load_object(source, "environment"), kwargs)
 
 
 def _make_of_library(library: str, source: str, kwargs: dict[str, Any]) -> Any:
     """Makes LIBRARY:ID by the library's adapter."""
-    about = LIBRARIES[library]
+    about = libraries()[library]
     try:
         importlib.import_module(about.module or library)
-        adapter = load_object(f"features.adapters.{library}:{about.adapter}", "environment")
+        adapter = load_object(about.adapter, "environment")
     except ImportError as error:
         raise ValueError(
             f"environment {source} needs the package: pip install {about.package}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from data.brought import brought
 from data.names import did_you_mean
 
 # The project's own code, installed packages and Python's own; every other file is a user's.
@@ -65,7 +66,7 @@ def load_object(source: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         # Another module that it imports may be missing: that error says more.
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            _raise_import_of_verl(error)
+            _raise_with_advice(error)
             raise
         raise ValueError(f"{what} {source}: there is no module {error.name!r}") from error
     if not hasattr(module, name):
@@ -128,16 +129,15 @@ def _execute(file: Path, path: str) -> ModuleType:
     except BaseException as error:
         del sys.modules[name]
         error.add_note(f"raised while loading {file}")
-        _raise_import_of_verl(error)
+        _raise_with_advice(error)
         raise
     return module
 
 
-def _raise_import_of_verl(error: BaseException) -> None:
-    """Raises ValueError where a user's file failed because it imports from verl."""
+def _raise_with_advice(error: BaseException) -> None:
+    """Raises ValueError where a feature knows what a user's file is to import instead."""
     if isinstance(error, ModuleNotFoundError):
-        from features.verl.verl_modules import verl_import_problem
-
-        problem = verl_import_problem(error)
-        if problem is not None:
-            raise ValueError(problem) from error
+        for advise in brought("import_advice"):
+            problem = advise(error)
+            if problem is not None:
+                raise ValueError(problem) from error

@@ -1,6 +1,7 @@
 """Evaluates a model from a script: what `python main.py CONFIG.yaml --eval MODEL` does.
 
-Invariant: it only reads a config's objects, and calls `features.evaluation.evaluation`.
+Invariant: without features/evaluation the rest of `setup` works. This reads a config's objects
+alone, and calls `features.evaluation.evaluation`.
 """
 
 from __future__ import annotations
@@ -8,16 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from features.evaluation.config import with_samples
-from features.evaluation.evaluated_model import find_model
-from features.evaluation.evaluation import (
-    PASS_REWARD,
-    evaluate_model,
-    output_folder,
-    write_evaluation,
-)
 from setup.trainer import RayPPOTrainer
 from training.config.loader import read_config
+from training.features import require_feature
 
 # Tasks of an environment that has no rows, unless another number is asked for.
 TASKS = 100
@@ -33,7 +27,7 @@ def evaluate(
     n: int | None = None,
     tasks: int = TASKS,
     out: str | Path | None = None,
-    pass_reward: float = PASS_REWARD,
+    pass_reward: float | None = None,
 ) -> dict[str, Any]:
     """Plays and scores tasks with a model, and trains nothing (features/evaluation/README.md).
 
@@ -43,12 +37,24 @@ def evaluate(
         n: samples of each task; None: one, greedy.
         tasks: of an environment without a dataset.
         out: folder of the results; None: `checkpoint.output_dir`/eval/NAME.
-        pass_reward: an episode passes from this reward on.
+        pass_reward: an episode passes from this reward on; None: 1.
     Returns:
         what eval.json holds: `result["sources"][NAME]["mean"]` has value, low and high.
     Raises:
-        ConfigError, CannotUse: it cannot be done; says what to do.
+        ConfigError, CannotUse, ImportError: it cannot be done; says what to do.
     """
+    require_feature("evaluation", "setup.evaluate")
+    from features.evaluation.config import with_samples
+    from features.evaluation.evaluated_model import find_model
+    from features.evaluation.evaluation import (
+        PASS_REWARD,
+        evaluate_model,
+        output_folder,
+        write_evaluation,
+    )
+
+    if pass_reward is None:
+        pass_reward = PASS_REWARD
     trainer = RayPPOTrainer(config, environment, reward_fn, dataset)
     acts = environment is not None
     settings = {"agent.val_length": tasks} if acts else {}

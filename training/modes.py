@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data.loading import load_object
-from training.features import features, named
+from training.features import features, folder_without, named
 from training.run.signals import EndingSignals
 
 # Takes the words of the command line, and the signals that end it; returns the exit code.
@@ -19,11 +19,8 @@ ModeFunction = Callable[[Sequence[str], EndingSignals], int]
 # Takes the config, the program and its words; returns the exit code where it has run them.
 Starter = Callable[[Any, Path, list[str]], int | None]
 
-MODES = {
-    "--eval": "features.evaluation.command:evaluate_command",
-    "--chat": "features.chat.command:chat_command",
-    "--serve": "features.programs.serve:serve_command",
-}
+# It goes to its feature.
+MODES = {"--serve": "features.programs.serve:serve_command"}
 
 
 def modes() -> dict[str, str]:
@@ -38,6 +35,16 @@ def chosen_mode(argv: Sequence[str]) -> str | None:
     """Returns the option of a mode that is among the words; None: training is meant."""
     options = [word.partition("=")[0] for word in argv]
     return next((option for option in modes() if option in options), None)
+
+
+def describe_missing_mode(argv: Sequence[str]) -> str | None:
+    """Says which feature, whose folder is gone, brought an option among the words; None: none."""
+    for word in argv:
+        option = word.partition("=")[0]
+        folder = folder_without("modes", option) if option.startswith("--") else None
+        if folder is not None:
+            return f"{option} is brought by {folder}, which is not here: put the folder back"
+    return None
 
 
 def run_mode(option: str, argv: Sequence[str], signals: EndingSignals) -> int:

@@ -15,7 +15,7 @@ from data.names import did_you_mean
 
 BUILTIN_TOOLS = {
     "calculator": "custom.tools.calculator:CalculatorTool",
-    "python": "features.sandbox.python_tool:PythonTool",
+    "python": "custom.tools.builtin:PythonTool",
     "environment_step": "custom.tools.environment_step:EnvironmentStepTool",
 }
 

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from features.export.exported_model import CheckpointModel, write_adapter, write_model
+from features.export.exported_model import write_adapter, write_model
 from features.export.model_card import CardFacts, write_card
 from training.run.checkpoint_names import TEMPORARY
 from training.run.files import force_to_disk
-from training.run.model_source import find_checkpoint_model, step_of_checkpoint
+from training.run.model_source import CheckpointModel, find_checkpoint_model, step_of_checkpoint
 from training.run.named_model import CannotUse
 
 DTYPES = ("bfloat16", "float16", "float32")

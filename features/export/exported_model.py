@@ -10,7 +10,6 @@ Invariant: at most a shard of weights is in memory at a time.
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from training.run.checkpoint_contents import ACTOR
-from training.run.checkpoint_weights import (
-    Adapters,
-    PolicyWeights,
-    cast,
-    read_model_config,
-)
+from training.run.checkpoint_weights import PolicyWeights, cast, read_model_config
+from training.run.model_source import CheckpointModel
 from training.run.named_model import CannotUse
 from workers.model.builder import torch_dtype
 from workers.model.lora import NAME
@@ -39,76 +33,6 @@ CODE_FILES = (".py", ".pyc", ".so", ".pkl", ".pt", ".pth")
 METADATA = {"format": "pt"}
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
-
-
-@dataclass(frozen=True)
-class CheckpointModel:
-    """Names the policy of a checkpoint, and what the run's settings say of it.
-
-    Attributes:
-        checkpoint: a `global_step_N` folder, whose files have been checked.
-        settings: of the run, nested as in config.yaml; None where there is none beside.
-        base: takes the place of the base model that the settings name.
-    """
-
-    checkpoint: Path
-    settings: dict[str, Any] | None = None
-    base: str | None = None
-
-    @property
-    def actor(self) -> Path:
-        """Returns the policy's folder."""
-        return self.checkpoint / ACTOR
-
-    @property
-    def huggingface(self) -> Path:
-        """Returns the folder of its config and tokenizer."""
-        return self.actor / "huggingface"
-
-    @property
-    def generation_dtype(self) -> str:
-        """Returns the type that the model generated with in training, bfloat16 where none is known.
-
-        Trained weights are float32; the engine had them in this type.
-        """
-        if self.settings is None:
-            return "bfloat16"
-        return str(self._setting("rollout", "dtype"))
-
-    @property
-    def base_model(self) -> str | None:
-        """Returns the folder or name of the model that training began with, where it is known."""
-        if self.base is not None or self.settings is None:
-            return self.base
-        return str(self._setting("model", "path"))
-
-    def adapters(self) -> Adapters:
-        """Returns how the checkpoint's adapters count.
-
-        Raises:
-            CannotUse: the run's settings are not there.
-        """
-        if self.settings is None or self.base_model is None:
-            raise CannotUse(
-                f"{self.checkpoint} holds LoRA adapters alone; what they stand on and "
-                f"lora_alpha are in the run's config.yaml, which is not in "
-                f"{self.checkpoint.parent}: put it there"
-            )
-        return Adapters(
-            alpha=int(self._setting("model", "lora_alpha")),
-            base=self.base_model,
-            dtype=torch_dtype(str(self._setting("model", "dtype"))),
-        )
-
-    def _setting(self, section: str, name: str) -> Any:
-        """Returns a setting of `actor_rollout_ref`."""
-        try:
-            return (self.settings or {})["actor_rollout_ref"][section][name]
-        except (KeyError, TypeError) as error:
-            raise CannotUse(
-                f"{self.checkpoint.parent}/config.yaml lacks actor_rollout_ref.{section}.{name}: "
-                "it is no run's"
-            ) from error
 
 
 def write_model(model: CheckpointModel, out: Path, dtype: str) -> None:

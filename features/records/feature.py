@@ -36,6 +36,7 @@ FEATURE = Feature(
         "agent.record_gradients": "records.gradients",
     },
     moved_modules={old: f"features.records.{old.rpartition('.')[2]}" for old in MOVED},
+    checks="features.records.checks:problems",
     observer="features.records.episode_recorder:open_recorder",
     # Behind the alarms, whose steps are kept longer.
     observer_order=20,

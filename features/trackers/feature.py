@@ -14,6 +14,7 @@ FEATURE = Feature(
         "training.run.trackers.settings": "features.trackers.exchange",
         "training.run.trackers": "features.trackers",
     },
+    checks="features.trackers.packages:problems",
     observer="features.trackers.observer:open_trackers",
     # Before the page, which reads metrics.jsonl as it is cut back for a run that goes on.
     observer_order=30,

@@ -5,6 +5,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 from features.trackers.exchange import PACKAGES
+from features.trackers.settings import TrackingSettings
+from training.config import PPOConfig
 
 # Prints those of its arguments that a Python cannot import.
 FIND_MISSING = (
@@ -12,6 +14,12 @@ FIND_MISSING = (
     "print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"
 )
 PYTHON_START_S = 60.0
+
+
+def problems(config: PPOConfig) -> Iterator[str]:
+    """Yields which packages of the run's trackers are missing."""
+    python = config.section(TrackingSettings).python
+    yield from missing_packages(config.trainer.logger, python)
 
 
 def missing_packages(loggers: Sequence[str], python: str | None) -> Iterator[str]:

@@ -1,12 +1,6 @@
 """The settings of trackers; trainer.logger says which ones a run has."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from training.config.section import InputPath, PositiveFloat, Section
-
-if TYPE_CHECKING:
-    from training.config import PPOConfig
 
 
 class TrackingSettings(Section):
@@ -16,10 +10,3 @@ class TrackingSettings(Section):
     timeout_s: PositiveFloat = 120.0
     #: the Python that has the trackers' packages; null = the run's own
     python: InputPath | None = None
-
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields which packages of trackers are missing."""
-        # Asked for where a run is checked, not where its settings are read.
-        from features.trackers.packages import missing_packages
-
-        yield from missing_packages(config.trainer.logger, self.python)

@@ -150,7 +150,7 @@ def _class_of(target: str) -> type:
     module, _, name = target.rpartition(".")
     if not target.startswith(VERL):
         return load_object(f"{module}:{name}", "_target_")
-    cls = globals().get(name) or vars(sections).get(name)
+    cls = globals().get(name) or getattr(sections, name, None)
     if cls is None:
         raise ValueError(f"_target_={target}: nothing here has that name; features/verl/names.md")
     return cls

@@ -4,13 +4,14 @@ The facts stand in verl_keys.yaml beside this file; here is how they are looked 
 Invariant: no key of the table is a setting of ours, so that nothing is shadowed.
 """
 
-import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
+
+from training.config.translator import Verdict
 
 _TABLE: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("verl_keys.yaml").read_text(encoding="utf-8")
@@ -21,8 +22,6 @@ _MOVED: dict[str, str] = _TABLE["moved"]
 ONE_LIMIT: dict[str, str] = _TABLE["one_limit"]
 # Our keys that a null in verl's form leaves as they are.
 NULL_MEANS_NOTHING: frozenset[str] = frozenset(_TABLE["null_means_nothing"])
-# A word that people write for a setting -> the words that it is called by here.
-OTHER_WORDS: dict[str, str] = _TABLE["other_words"]
 # verl's key -> its value, as lower-case text -> what is set here: {our key: value}.
 _TRANSLATED: dict[str, dict[str, dict[str, Any]]] = _TABLE["translated"]
 # verl's keys for engines that have ranks of their own: whether they share the actor's, their nodes,
@@ -32,10 +31,6 @@ OWN_ENGINES: dict[str, list[str]] = _TABLE["own_engines"]
 READ_TOGETHER: frozenset[str] = frozenset(
     [*_TABLE["read_together"], *(key for keys in OWN_ENGINES.values() for key in keys)]
 )
-# verl's switch for episodes of several turns.
-SEVERAL_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
-# A link's beginning, and the key that it names: ${a.b}, ${.b}, ${oc.select:a.b,default}.
-_LINK = re.compile(r"(\$\{(?:oc\.select:\s*)?)(\.*)([A-Za-z_][\w.]*)(?=\s*[},])")
 # How values that switch something off read as text; null and "" do too, for every key.
 OFF = ("false", "[]", "{}")
 
@@ -54,14 +49,6 @@ class Rule:
     pattern: str
     reason: str
     accepted: tuple[str, ...] | None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Records what happens to a key that has no meaning here: it is dropped, or refused."""
-
-    reason: str
-    outcome: Literal["silent", "warning", "error"]
 
 
 def _read_rules() -> list[Rule]:
@@ -89,30 +76,6 @@ def moved_to(key: str) -> str | None:
             rest = key[len(pattern) - 1 :]
             return new.replace("*", rest)
     return None
-
-
-def own_links(value: Any, key: str) -> Any:
-    """Rewrites links in the text of a key's value: from the top, and by the names that are here.
-
-    For the key a.b.c, ${.d} is a.b.d and ${..d} is a.d.
-    """
-    if not isinstance(value, str) or "${" not in value:
-        return value
-
-    def rewrite(link: re.Match[str]) -> str:
-        beginning, dots, target = link.groups()
-        if dots:
-            section = key.split(".")[: -len(dots)]
-            target = ".".join([*section, target])
-        return beginning + (moved_to(target) or target)
-
-    return _LINK.sub(rewrite, value)
-
-
-def links_to(value: Any, key: str) -> bool:
-    """Checks whether a value is a link to the key and nothing else."""
-    link = _LINK.match(value) if isinstance(value, str) else None
-    return link is not None and link[3] == key
 
 
 def translation(key: str, value: Any) -> dict[str, Any] | None:

@@ -39,7 +39,7 @@ def _set_ranks_of_engines(layers: Layers) -> None:
         ranks = int(nodes * (ranks_per_node or 1))
         _set(layers, RANKS_OF_ENGINES, ranks, "verl's rollout.nnodes")
     shared = OWN_ENGINES["shared"]
-    is_apart = any(str(layers.verl_values.get(key)).lower() == "false" for key in shared)
+    is_apart = any(str(layers.foreign_values.get(key)).lower() == "false" for key in shared)
     if is_apart and not nodes and _at_rest(layers, RANKS_OF_ENGINES):
         layers.problems.append(
             f"{shared[0]}=False gives engines ranks of their own: set how many, {RANKS_OF_ENGINES}"
@@ -82,14 +82,14 @@ def _set_distillation(layers: Layers) -> None:
         return
     is_given = ESTIMATOR in layers.values
     layers.replace(ESTIMATOR, DISTILLING, source)
-    rewards_count = layers.verl_values.get(f"{DISTILLATION_LOSS}.use_task_rewards")
+    rewards_count = layers.foreign_values.get(f"{DISTILLATION_LOSS}.use_task_rewards")
     if is_given and str(rewards_count).lower() != "false":
         _set(layers, "algorithm.distillation_task", task, source)
-        weight = layers.verl_values.get(f"{DISTILLATION_LOSS}.distillation_loss_coef")
+        weight = layers.foreign_values.get(f"{DISTILLATION_LOSS}.distillation_loss_coef")
         if weight is not None:
             layers.replace("algorithm.distillation_coef", weight, source)
-    is_loss = str(layers.verl_values.get(f"{DISTILLATION_LOSS}.use_policy_gradient")).lower()
-    kl_kind = layers.verl_values.get(f"{DISTILLATION_LOSS}.loss_mode")
+    is_loss = str(layers.foreign_values.get(f"{DISTILLATION_LOSS}.use_policy_gradient")).lower()
+    kl_kind = layers.foreign_values.get(f"{DISTILLATION_LOSS}.loss_mode")
     if is_loss == "false" or kl_kind not in (None, "k1", "kl"):
         layers.note(
             f"{DISTILLATION_LOSS}: here the teacher's log-ratio is each token's advantage, as with "
@@ -116,7 +116,7 @@ def _number(layers: Layers, *keys: str) -> float | None:
         if key in layers.schema:
             value = layers.value_of(key)
         else:
-            value = layers.verl_values.get(key)
+            value = layers.foreign_values.get(key)
         try:
             number = float(str(value))
         except ValueError:
@@ -127,4 +127,4 @@ def _number(layers: Layers, *keys: str) -> float | None:
 
 
 def _is_true(layers: Layers, verl_key: str) -> bool:
-    return str(layers.verl_values.get(verl_key)).lower() == "true"
+    return str(layers.foreign_values.get(verl_key)).lower() == "true"

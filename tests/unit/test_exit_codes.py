@@ -103,7 +103,7 @@ def test_every_ending_has_the_code_that_the_docs_name(
 
     config = PPOConfig()
     loaded = SimpleNamespace(config=config, explain=False)
-    monkeypatch.setattr(main, "load_config", lambda words, check: loaded)
+    monkeypatch.setattr(main, "load_config", lambda words: loaded)
     monkeypatch.setattr(main, "train", train)
     if code == "raises":
         # The interpreter prints its traceback and ends with 1.

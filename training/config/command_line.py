@@ -4,11 +4,13 @@ Invariant: nothing here knows which keys there are; `layers` decides what the wo
 """
 
 import re
+import textwrap
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
 from training.config.section import located
+from training.features import features
 
 USAGE = """\
     python main.py CONFIG.yaml key=value ...     CONFIG.yaml holds what differs from the defaults
@@ -17,16 +19,17 @@ USAGE = """\
     ~key         back to the default
     --explain    print the values that were given, with their source, and what follows from them
     --explain-all   print every value, its source and its reader
-    --plan       print the memory that the run would take, phase by phase; loads no model
-    --eval MODEL_OR_CHECKPOINT [--n 16] [--against OTHER] [--out FOLDER] [--pass-reward 1]
-                 play and score the validation tasks, train nothing (features/evaluation/README.md)
-    --chat MODEL    play one episode with a person (--as environment, policy or watcher)
-    --serve MODEL   serve it to programs, without training, and show their rows (--port N)
     --debug      show the traceback of an error
     -h, --help   print every key with its documentation
+In place of training:
+{modes}
 
 Later wins: defaults, `extends: other.yaml`, the YAML, the command line.
 """
+# Until it goes to its feature.
+USAGE_OF_SERVE = (
+    "--serve MODEL   serve it to programs, without training, and show their rows (--port N)"
+)
 YAML_ENDINGS = (".yaml", ".yml")
 
 
@@ -57,6 +60,13 @@ class CommandLine:
     explain_all: bool
     problems: list[str]
     file_problems: list[str]
+
+
+def usage() -> str:
+    """Returns what --help begins with: the options, those of features included."""
+    told = [feature.usage for feature in features().values() if feature.usage]
+    lines = "\n".join([*told, USAGE_OF_SERVE])
+    return USAGE.format(modes=textwrap.indent(lines, "    "))
 
 
 def asks_for_help(argv: list[str]) -> bool:

@@ -17,25 +17,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.names import did_you_mean, nearest_name, same_words
-from features.verl.verl_keys import (
-    NULL_MEANS_NOTHING,
-    ONE_LIMIT,
-    OTHER_WORDS,
-    READ_TOGETHER,
-    holds_moved_keys,
-    judge,
-    links_to,
-    moved_to,
-    own_links,
-    translation,
-)
 from training.config.command_line import Override
 from training.config.leaves import Leaf, leaves
+from training.config.links import links_to, own_links
 from training.config.schema.ppo import PPOConfig
 from training.config.section import PROJECT_ROOT, located
+from training.config.translator import key_translator
 from training.config.values import parse
 from training.config.yaml_faults import describe_yaml_fault
-from training.features import moved_keys
+from training.features import AbsentFeature, absent_features, folder_of, moved_keys, renamed
 
 log = logging.getLogger(__name__)
 COMMAND_LINE = "command line"
@@ -45,16 +35,15 @@ RIVALS = {
     "path": ("name", "kwargs", "prompt_template"),
     "name": ("path", "cls", "kwargs", "prompt_template"),
 }
-# Names in a list of Hydra's defaults: verl's own file, and the values of the file with the list.
-VERLS_DEFAULTS = "ppo_trainer"
-THIS_FILE = "_self_"
-# The key by which verl builds objects.
-CLASS_NAME = "_target_"
 # A key in the text of a problem; some texts shorten it, as in rollout.n.
 DOTTED_KEY = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 # YAML for OmegaConf writes this in place of a value that is still to be given.
 MISSING = "???"
-# So many of verl's keys are told one by one for each source; verl's own files have a hundred.
+# A word that people write for a setting -> the words that it is called by here.
+OTHER_WORDS: dict[str, str] = yaml.safe_load(
+    Path(__file__).with_name("other_words.yaml").read_text(encoding="utf-8")
+)
+# Of one source so many foreign keys are told one by one; verl's own files have a hundred.
 MAX_NOTES_SAID = 8
 NO_ADVICE = " --help lists all keys"
 # At most so many names are shown of the files beside a missing one.
@@ -75,8 +64,9 @@ class Layers:
     Attributes:
         schema: every key there is, with its type, default and documentation.
         values: by key, what the layers that ended gave.
-        verl_values: by verl's key, what was given for keys that are called otherwise here or have
-            no effect.
+        translator: knows the keys of another program.
+        foreign_values: by that program's key, what was given for keys that are called otherwise
+            here or have no effect.
         problems: what is wrong with values and keys.
         file_problems: files that could not be read, whose values are missing.
     """
@@ -84,13 +74,17 @@ class Layers:
     def __init__(self) -> None:
         self.schema: dict[str, Leaf] = dict(leaves(PPOConfig()))
         self.values: dict[str, SourcedValue] = {}
-        self.verl_values: dict[str, Any] = {}
+        self.translator = key_translator()
+        self.foreign_values: dict[str, Any] = {}
         self.problems: list[str] = []
         self.file_problems: list[str] = []
         self._sections = _sections_of(self.schema)
         self._moved = moved_keys()
-        # By source, what became of verl's keys.
+        # By source: what became of foreign keys, the older names of settings with those now, and
+        # the folders of features that are not here, whose settings are at their defaults.
         self._notes: dict[str, list[str]] = {}
+        self._older_names: dict[str, dict[str, str]] = {}
+        self._absent: dict[str, set[str]] = {}
         # The layer that is being read.
         self._layer: dict[str, Any] = {}
 
@@ -133,33 +127,16 @@ class Layers:
         self.end_layer(path.name)
 
     def _parents(self, tree: dict[Any, Any], path: Path) -> list[Path]:
-        """Takes out of a file's tree what it extends, and returns those files in their order.
-
-        A list of Hydra's `defaults:` may name verl's own file, whose values stand in the code here,
-        and files beside this one.
-        """
+        """Takes out of a file's tree what it extends, and returns those files in their order."""
         parents = []
         extended = tree.pop("extends", None)
         if extended is not None:
             parents.append(_find_parent(path, str(extended)))
-        names = tree.pop("defaults", None) or []
-        for place, name in enumerate(names):
-            parent = path.parent / f"{name}.yaml"
-            is_last = place == len(names) - 1
-            if isinstance(name, str) and parent.exists():
-                parents.append(parent.resolve())
-            elif name == VERLS_DEFAULTS:
-                self.note(
-                    f"`defaults: {name}` ({path.name}) has no effect here: what a file leaves out "
-                    "is at the defaults of this project",
-                    path.name,
-                )
-            elif name != THIS_FILE or not is_last:
-                self.file_problems.append(
-                    f"{path.name}: `defaults:` with {name!r} is Hydra's; write "
-                    "`extends: other.yaml`, whose values this file's win over"
-                )
-        return parents
+        others = self.translator.take_parents(tree, path)
+        for note in others.notes:
+            self.note(note, path.name)
+        self.file_problems += others.problems
+        return parents + others.files
 
     def _read_parent(self, parent: Path, children: tuple[Path, ...]) -> None:
         """Reads the file that the last of the children extends, unless it is one of them."""
@@ -190,12 +167,14 @@ class Layers:
 
     def _reset(self, key: str) -> None:
         """Takes a key, or a section's keys, back to the default, and their problems with them."""
+        key = self._moved_to_feature(key) or key
         beginnings = (f"{key}=", f"{key}.")
         kept = [problem for problem in self.problems if not problem.startswith(beginnings)]
         had_problems = len(kept) < len(self.problems)
         self.problems = kept
         known = [name for name in self.schema if name == key or name.startswith(f"{key}.")]
-        if not known and not had_problems and judge(key, None) is None:
+        is_known = bool(known) or had_problems or self.translator.judge(key, None) is not None
+        if not is_known and self._absent_feature(key) is None:
             self._report_unknown(key, "~", COMMAND_LINE)
         for name in known:
             self.values.pop(name, None)
@@ -213,20 +192,25 @@ class Layers:
             word, *inner_words = str(name).split(".")
             for inner_word in reversed(inner_words):
                 value = {inner_word: value}
-            if word != CLASS_NAME:
+            if not self.translator.drops(word):
                 self._add(f"{prefix}{word}", value, source)
 
     def _add(self, key: str, value: Any, source: str) -> None:
         """Adds the value of one key or of what is below it."""
         if value == MISSING:
             return
-        if key in NULL_MEANS_NOTHING and _is_null(value):
+        feature_key = self._moved_to_feature(key)
+        if feature_key is not None:
+            self._older_names.setdefault(source, {})[key] = feature_key
+            self.add_tree({feature_key: value}, source)
+            return
+        if key in self.schema and _is_null(value) and self.translator.leaves_null(key):
             if value:
                 at_rest = self.schema[key].value
                 self.note(f"{key}={value} ({source}) is null, not a name: {at_rest} stays", source)
             return
-        value = own_links(value, key)
-        if key in self.schema and isinstance(value, Mapping) and holds_moved_keys(key):
+        value = own_links(value, key, self._name_here)
+        if key in self.schema and isinstance(value, Mapping) and self._holds_renamed_keys(key):
             value = self._add_moved_entries(key, value, source)
         if key in self.schema:
             self._layer[key] = _merged(self._layer.get(key), value)
@@ -246,64 +230,88 @@ class Layers:
         self.report(key, value, source, f"is a section; set its keys, as in {example}=VALUE")
 
     def _add_moved_entries(self, key: str, value: Mapping[Any, Any], source: str) -> dict[Any, Any]:
-        """Adds those entries of a mapping of ours that verl has there; returns the others."""
+        """Adds those entries of a mapping of ours that have another name; returns the others."""
         others = {}
         for name, entry in value.items():
             inner = f"{key}.{name}"
-            if moved_to(inner) is not None or holds_moved_keys(inner):
+            if self._name_here(inner) != inner or self._holds_renamed_keys(inner):
                 self._add(inner, entry, source)
             else:
                 others[name] = entry
         return others
 
     def _add_foreign(self, key: str, value: Any, source: str) -> None:
-        """Takes a key that is not ours: moved, without meaning here, or a mistake."""
-        translated = translation(key, value)
+        """Takes a key that is not ours: an absent feature's, another program's, or a mistake."""
+        if self._absent_feature(key) is not None:
+            self._add_absent(key, value, source)
+            return
+        translated = self.translator.settings_for(key, value)
         if translated is not None:
-            self.verl_values[key] = value
+            self.foreign_values[key] = value
             for new_key, new_value in translated.items():
                 self.note(f"{key}={value} ({source}) is {new_key}={new_value} here; set", source)
                 self.add_tree({new_key: new_value}, source)
             return
-        feature_key = self._moved_to_feature(key)
-        if feature_key is not None:
-            self.note(f"{key} ({source}) is called {feature_key} now", source)
-            self.add_tree({feature_key: value}, source)
-            return
-        moved_key = moved_to(key)
+        moved_key = self.translator.new_key(key)
         if moved_key is not None:
             self._add_moved(key, moved_key, value, source)
             return
-        if key in READ_TOGETHER:
-            self.verl_values[key] = value
-            return
-        verdict = judge(key, value)
+        verdict = self.translator.judge(key, value)
         if verdict is None:
             self._report_unknown(key, value, source)
             return
         if verdict.outcome == "error":
             self.report(key, value, source, verdict.reason)
             return
-        self.verl_values[key] = value
+        self.foreign_values[key] = value
         if verdict.outcome == "warning":
             self.note(f"{key}={value} ({source}) has no effect here: {verdict.reason}", source)
 
+    def _name_here(self, key: str) -> str:
+        """Returns what a key is called now, where it has an older name or another program's."""
+        return self._moved_to_feature(key) or self.translator.new_key(key) or key
+
     def _moved_to_feature(self, key: str) -> str | None:
         """Returns what a setting that has moved to a feature, or one below it, is called now."""
-        for old, new in self._moved.items():
-            if key == old or key.startswith(f"{old}."):
-                return new + key.removeprefix(old)
+        return renamed(key, self._moved)
+
+    def _holds_renamed_keys(self, key: str) -> bool:
+        """Checks whether keys inside this one, a mapping, are called otherwise here."""
+        holds_older = any(old.startswith(f"{key}.") for old in self._moved)
+        return holds_older or self.translator.holds_renamed_keys(key)
+
+    def _absent_feature(self, key: str) -> str | None:
+        """Returns the feature that a key, or its older name, is of, where its folder is gone."""
+        for name, feature in absent_features().items():
+            is_inside = f"{key}.".startswith(f"{name}.")
+            if is_inside or renamed(key, feature.moved_keys) is not None:
+                return name
         return None
 
+    def _add_absent(self, key: str, value: Any, source: str) -> None:
+        """Takes a key of a feature whose folder is gone: at its default, or a mistake."""
+        name = str(self._absent_feature(key))
+        folder = folder_of(name)
+        if _is_default(key, value, absent_features()[name]):
+            self._absent.setdefault(source, set()).add(folder)
+            return
+        self.report(
+            key,
+            value,
+            source,
+            f"is a setting of {folder}, which is not here: put the folder back, or take the "
+            "key out",
+        )
+
     def _add_moved(self, key: str, new_key: str, value: Any, source: str) -> None:
-        """Adds the value of verl's key under its name here."""
+        """Adds the value of another program's key under its name here."""
         if _is_null(value) or links_to(value, new_key):
             return
-        if judge(new_key, value) is None:
+        if self.translator.judge(new_key, value) is None:
             self.note(f"{key} ({source}) is called {new_key} here; moved", source)
-        self.verl_values[key] = value
+        self.foreign_values[key] = value
         # Two values of one limit are compared in the end: ours stays, whichever comes first.
-        is_given = new_key in ONE_LIMIT.values() and new_key in self._layer
+        is_given = self.translator.shares_limit(new_key) and new_key in self._layer
         if not is_given:
             self.add_tree({new_key: value}, source)
 
@@ -329,14 +337,23 @@ class Layers:
         self.note(f"{source} is {key}={value} here; set", source)
 
     def note(self, text: str, source: str) -> None:
-        """Notes what became of a key of verl's, to be logged or listed."""
+        """Notes what became of a foreign key, to be logged or listed."""
         self._notes.setdefault(source, []).append(text)
 
     def log_notes(self) -> list[str]:
-        """Logs what became of verl's keys; one line counts those of a source with many.
+        """Logs what became of foreign and older keys, of a source with many how many they are.
 
         Returns: what was not said one by one.
         """
+        for source, names in self._older_names.items():
+            told = "; ".join(f"{old} is called {new} now" for old, new in names.items())
+            log.warning("%s (%s)", told, source)
+        for source, folders in self._absent.items():
+            log.warning(
+                "settings of %s, not here, are at their defaults (%s): they have no effect",
+                ", ".join(sorted(folders)),
+                source,
+            )
         unsaid = []
         for source, texts in self._notes.items():
             if len(texts) <= MAX_NOTES_SAID:
@@ -345,8 +362,9 @@ class Layers:
                 continue
             unsaid += texts
             log.warning(
-                "%d of verl's keys (%s) have no effect or another name here: --explain lists them",
+                "%d of %s's keys (%s) have no effect or another name here: --explain lists them",
                 len(texts),
+                self.translator.program,
                 source,
             )
         return unsaid
@@ -397,7 +415,29 @@ class Layers:
         settings_of_users = f"{section}.custom_kwargs"
         if not advice and settings_of_users in self.schema:
             advice = f" A setting of your own code goes to {settings_of_users}.{last_word}"
-        self.report(key, value, source, f"there is no such key.{advice or NO_ADVICE}")
+        self.report(key, value, source, f"there is no such key.{advice or _no_advice()}")
+
+
+def _no_advice() -> str:
+    """Says where keys are listed, and which folder that is gone may have known one."""
+    absent = absent_features().items()
+    readers = [folder_of(name) for name, each in absent if "translator" in each.brings]
+    if not readers:
+        return NO_ADVICE
+    return f"{NO_ADVICE}; {', '.join(readers)}, which reads other programs' keys, is not here"
+
+
+def _is_default(key: str, value: Any, feature: AbsentFeature) -> bool:
+    """Checks whether a value is the default of a key, or of a section, of an absent feature."""
+    own_key = renamed(key, feature.moved_keys) or key
+    if own_key not in feature.settings:
+        return value in (None, {}) and any(
+            name.startswith(f"{own_key}.") for name in feature.settings
+        )
+    default = feature.settings[own_key]
+    if _is_null(value):
+        return _is_null(default)
+    return str(value).lower() == str(default).lower()
 
 
 def _has_words(name: str, words: str) -> bool:

@@ -8,7 +8,6 @@ be, checked; whatever is wrong is in one ConfigError. The layers, and which of t
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import yaml
@@ -16,10 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from features.verl.verl_keys import ONE_LIMIT, SEVERAL_TURNS
-from features.verl.verl_runs import set_runs_of_verl
 from training.config.checks import check_config
-from training.config.command_line import USAGE, asks_for_help, read_command_line
+from training.config.command_line import asks_for_help, read_command_line, usage
 from training.config.layers import COMMAND_LINE, Layers
 from training.config.leaves import build
 from training.config.reference import reference_yaml
@@ -39,7 +36,7 @@ class LoadedConfig:
         sources: for each dotted key "default", the name of a YAML file, or "command line".
         explain: whether the command line asks for --explain, or --explain-all.
         explain_all: whether it asks for --explain-all.
-        notes: what became of verl's keys, where those were too many to be logged one by one.
+        notes: what became of foreign keys, where those were too many to be logged one by one.
         unchecked: a sentence of what the checks left out, for --explain to end with.
     """
 
@@ -78,7 +75,7 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
         ConfigError: with all problems together. `--help` prints the keys and raises SystemExit(0).
     """
     if asks_for_help(argv):
-        print(USAGE + "\n" + reference_yaml())
+        print(usage() + "\n" + reference_yaml())
         raise SystemExit(0)
     command_line = read_command_line(argv)
     layers = Layers()
@@ -89,7 +86,7 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     for override in command_line.overrides:
         layers.add_override(override)
     layers.end_layer(COMMAND_LINE)
-    set_runs_of_verl(layers)
+    layers.translator.complete(layers)
     notes = layers.log_notes()
     config = _make_config(layers)
     if check and not layers.file_problems:
@@ -138,7 +135,7 @@ def read_config(
     layers = Layers()
     layers.add_tree(tree, source)
     layers.end_layer(source)
-    set_runs_of_verl(layers)
+    layers.translator.complete(layers)
     layers.log_notes()
     made = _make_config(layers, own_agents)
     if check:
@@ -152,19 +149,7 @@ def _make_config(layers: Layers, own_agents: bool = False) -> PPOConfig:
     config: PPOConfig = build(PPOConfig(), _converted(layers))
     if own_agents:
         config = config.acting_in_given
-    for verl_key, key in ONE_LIMIT.items():
-        verl_value = layers.verl_values.get(verl_key)
-        value = attrgetter(key)(config)
-        if verl_value is not None and str(verl_value) != str(value):
-            layers.problems.append(
-                f"{verl_key}={verl_value} and {key}={value} are the same limit: give one"
-            )
-    wants_turns = str(layers.verl_values.get(SEVERAL_TURNS)).lower() == "true"
-    if wants_turns and not config.environments:
-        layers.problems.append(
-            f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path, "
-            "or give tools and rows, agent.tools and data.train_files"
-        )
+    layers.problems += layers.translator.contradictions(layers.foreign_values, config)
     return config
 
 

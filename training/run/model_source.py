@@ -1,7 +1,8 @@
 """Gives the model that a command is given as a Hugging Face folder, for --chat and the export.
 
 What can be named stands in `named_model.py`; a checkpoint, of any number of ranks, with adapters or
-not, is exported. Invariant: nothing is changed where the model lies.
+not, is written by the feature that exports (`Feature.model_writer`). Invariant: nothing is changed
+where the model lies.
 """
 
 import logging
@@ -10,8 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-from features.export.exported_model import CheckpointModel, write_model
+from training.features import brought, folder_that_brings
+from training.run.checkpoint_contents import ACTOR
 from training.run.checkpoint_names import step_in
 from training.run.named_model import (
     HUGGINGFACE,
@@ -22,6 +25,9 @@ from training.run.named_model import (
     require_sound,
 )
 from training.run.recorded_config import settings_of_step
+
+if TYPE_CHECKING:
+    from training.run.checkpoint_weights import Adapters
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,80 @@ class ModelFolder:
     checkpoint: Path | None = None
 
 
+@dataclass(frozen=True)
+class CheckpointModel:
+    """Names the policy of a checkpoint, and what the run's settings say of it.
+
+    Attributes:
+        checkpoint: a `global_step_N` folder, whose files have been checked.
+        settings: of the run, nested as in config.yaml; None where there is none beside.
+        base: takes the place of the base model that the settings name.
+    """
+
+    checkpoint: Path
+    settings: dict[str, Any] | None = None
+    base: str | None = None
+
+    @property
+    def actor(self) -> Path:
+        """Returns the policy's folder."""
+        return self.checkpoint / ACTOR
+
+    @property
+    def huggingface(self) -> Path:
+        """Returns the folder of its config and tokenizer."""
+        return self.actor / "huggingface"
+
+    @property
+    def generation_dtype(self) -> str:
+        """Returns the type that the model generated with in training, bfloat16 where none is known.
+
+        Trained weights are float32; the engine had them in this type.
+        """
+        if self.settings is None:
+            return "bfloat16"
+        return str(self._setting("rollout", "dtype"))
+
+    @property
+    def base_model(self) -> str | None:
+        """Returns the folder or name of the model that training began with, where it is known."""
+        if self.base is not None or self.settings is None:
+            return self.base
+        return str(self._setting("model", "path"))
+
+    def adapters(self) -> "Adapters":
+        """Returns how the checkpoint's adapters count.
+
+        Raises:
+            CannotUse: the run's settings are not there.
+        """
+        # Imports torch: late.
+        from training.run.checkpoint_weights import Adapters
+        from workers.model.builder import torch_dtype
+
+        if self.settings is None or self.base_model is None:
+            raise CannotUse(
+                f"{self.checkpoint} holds LoRA adapters alone; what they stand on and "
+                f"lora_alpha are in the run's config.yaml, which is not in "
+                f"{self.checkpoint.parent}: put it there"
+            )
+        return Adapters(
+            alpha=int(self._setting("model", "lora_alpha")),
+            base=self.base_model,
+            dtype=torch_dtype(str(self._setting("model", "dtype"))),
+        )
+
+    def _setting(self, section: str, name: str) -> Any:
+        """Returns a setting of `actor_rollout_ref`."""
+        try:
+            return (self.settings or {})["actor_rollout_ref"][section][name]
+        except (KeyError, TypeError) as error:
+            raise CannotUse(
+                f"{self.checkpoint.parent}/config.yaml lacks actor_rollout_ref.{section}.{name}: "
+                "it is no run's"
+            ) from error
+
+
 @contextmanager
 def local_model(place: str, dtype: str = "float32") -> Iterator[ModelFolder]:
     """Gives what `place` names as a Hugging Face folder, for as long as the block runs.
@@ -68,8 +148,23 @@ def local_model(place: str, dtype: str = "float32") -> Iterator[ModelFolder]:
     model = _checkpoint_model(named)
     with TemporaryDirectory(prefix="ppo_core_model_") as folder:
         logger.info("%s: writing its weights to %s", model.checkpoint, folder)
-        write_model(model, Path(folder), dtype)
+        _write_model(model, Path(folder), dtype)
         yield ModelFolder(folder, step_of_checkpoint(model.checkpoint), model.checkpoint)
+
+
+def _write_model(model: CheckpointModel, out: Path, dtype: str) -> None:
+    """Writes a checkpoint's model into the folder `out`, by the feature that can.
+
+    Raises:
+        CannotUse: that feature is not here, or the checkpoint cannot be read.
+    """
+    writers = list(brought("model_writer"))
+    if not writers:
+        raise CannotUse(
+            f"{model.checkpoint} is a checkpoint, which {folder_that_brings('model_writer')}, not "
+            "here, would write as a Hugging Face folder: put the feature back"
+        )
+    writers[0](model, out, dtype)
 
 
 def tokenizer_folder(place: str) -> str:

@@ -8,8 +8,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
@@ -133,3 +133,13 @@ class EndingSignals:
             os.write(2, f"\n{signal.Signals(number).name}: {how}\n".encode())
         if not ends_later:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def ended_by_a_closed_pipe() -> Iterator[None]:
+    """Lets `| head` end this process without a word, as it ends other programs that print."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)

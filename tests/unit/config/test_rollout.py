@@ -73,7 +73,7 @@ def test_several_validation_answers_are_sampled_or_come_of_an_environment(
     several = f"{ROLLOUT}.val_kwargs.n=4"
     sampled = [f"{ROLLOUT}.val_kwargs.do_sample=true", f"{ROLLOUT}.val_kwargs.temperature=1"]
     assert checked(runnable, several, *sampled) == []
-    environment = "agent.environment.name=gymnasium:FrozenLake-v1"
+    environment = "agent.environment.name=custom.envs.guess_number:GuessNumber"
     assert checked(runnable, several, environment) == []
 
 

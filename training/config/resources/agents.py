@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from custom.env_calls import located
-from custom.env_factory import ENVIRONMENT_NAMES, LIBRARIES, taker_of
+from custom.env_factory import environment_names, library_of, taker_of
+from data.brought import folder_without
 from data.loading import load_object
 from training.config.resources.programs import check_program, check_validated_programs
 from training.config.resources.user_code import loading_failure, unusable_object, value_errors
@@ -58,12 +59,12 @@ def _check_environment(key: str, environment: EnvironmentChoice) -> Iterator[str
         )
     elif name and not name.partition(":")[2]:
         yield (
-            f"{key}.name={name} must be one of {ENVIRONMENT_NAMES}; a class in a file is named by "
-            f"{key}.path=FILE.py and {key}.cls=CLASS"
+            f"{key}.name={name} must be one of {environment_names()}; a class in a file is named "
+            f"by {key}.path=FILE.py and {key}.cls=CLASS"
         )
     elif name and name.partition(":")[0] == "gym":
         yield f"{key}.name={name}: there is no gym. Did you mean 'gymnasium{name[3:]}'?"
-    elif name and name.partition(":")[0] not in LIBRARIES:
+    elif name and library_of(name) is None:
         yield from _check_environment_object(key, name, environment)
     elif not name and key.startswith("env_template"):
         yield f"{key} names no environment: give name, or path and cls"
@@ -78,6 +79,10 @@ def _check_environment_object(
         source: FILE.py:CLASS or PACKAGE.MODULE:CLASS.
     """
     setting = f"{key}.name={environment.name}"
+    folder = folder_without("libraries", source.partition(":")[0])
+    if folder is not None:
+        yield f"{setting} is played by {folder}, which is not here: put the folder back"
+        return
     failures = list(loading_failure(setting, load_object, source, "environment"))
     yield from failures
     kwargs = dict(environment.kwargs)

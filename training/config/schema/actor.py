@@ -5,7 +5,7 @@ inherit. Its type holds its bound, as those of training/config/section.py do.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from training.config.schema.optim import OptimConfig
 from training.config.schema.update import (
@@ -13,35 +13,14 @@ from training.config.schema.update import (
     FSDPConfig,
     LossAggMode,
     UpdateConfig,
-    update_problems,
 )
 from training.config.section import PositiveInt, Section
 from training.core_algos.kl_settings import KLKind as KLKind
 from training.core_algos.loss_settings import LossSettings, PolicyLossSettings, aggregation_of
 
-if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
-
 
 class PolicyLossChoice(PolicyLossSettings, Section):
     """Which policy loss."""
-
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what the chosen loss lacks."""
-        key = "actor_rollout_ref.actor.policy_loss"
-        bypasses = config.algorithm.rollout_correction.bypass_mode
-        if config.loss_mode == "dro" and self.dro_beta is None:
-            yield f"{key}.dro_beta=null: loss_mode=dro needs it, above 0"
-        if self.loss_mode == "bypass_mode" and not bypasses:
-            yield (
-                f"{key}.loss_mode=bypass_mode: set algorithm.rollout_correction.bypass_mode=true "
-                "instead"
-            )
-        if bypasses and self.loss_mode not in ("vanilla", "bypass_mode"):
-            yield (
-                "algorithm.rollout_correction.bypass_mode has losses of its own (loss_type): "
-                f"loss_mode={self.loss_mode} is not read; leave it at vanilla"
-            )
 
 
 class PolicyUpdateConfig(UpdateConfig):
@@ -69,20 +48,8 @@ class ActorConfig(LossSettings, PolicyUpdateConfig):
         """Returns how token losses become one number: where nothing is set, as the loss's paper."""
         return aggregation_of(self.policy_loss.loss_mode, self.loss_agg_mode)
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what keeps the policy from being updated on these ranks."""
-        if config.trainer.num_ranks % self.ulysses_sequence_parallel_size:
-            yield (
-                "actor_rollout_ref.actor.ulysses_sequence_parallel_size="
-                f"{self.ulysses_sequence_parallel_size} does not divide trainer.nnodes x "
-                f"trainer.n_gpus_per_node = {config.trainer.num_ranks} ranks: take one of its "
-                "divisors"
-            )
-        yield from update_problems("actor_rollout_ref.actor", self, config)
-
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what of the sharding has no effect, and an aggregation that is not the loss's."""
-        yield from self.fsdp_config.unused("actor_rollout_ref.actor", config)
+    def warnings(self) -> Iterator[str]:
+        """Yields that the aggregation is not the loss's."""
         by_token = self.loss_agg_mode in ("token-mean", "token-sum")
         if self.policy_loss.loss_mode == "gspo" and by_token:
             yield (

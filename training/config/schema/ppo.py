@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from custom.env_factory import LIBRARIES, Library, library_of
+from custom.env_factory import Library, libraries, library_of
 from training.config.batch_plan import BatchPlan, UpdatePlan
 from training.config.schema.actor import ActorConfig
 from training.config.schema.agent import (
@@ -187,8 +187,8 @@ class CoreConfig(Section):
     def _guarded_libraries(self) -> list[Library]:
         """Lists the environments' libraries that are kept in processes of their own."""
         names = [library_of(environment.name) for environment in self.environments]
-        libraries = [LIBRARIES[name] for name in names if name]
-        return [library for library in libraries if library.own_process]
+        used = [libraries()[name] for name in names if name]
+        return [library for library in used if library.own_process]
 
     # Sizes of a step.
 
@@ -266,7 +266,7 @@ class CoreConfig(Section):
             ),
         )
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yields what is wrong with `env_template`; the sections have problems of their own."""
         if self.env_template and self.agent.environment.is_set:
             yield "env_template and agent.environment both name environments: give one of them"
@@ -278,7 +278,7 @@ class CoreConfig(Section):
                 )
         for number, entry in enumerate(self.env_template):
             yield from turn_length_problems(
-                f"env_template[{number}]", entry.max_turn_tokens, config
+                f"env_template[{number}]", entry.max_turn_tokens, self.data.max_response_length
             )
 
 

@@ -1,0 +1,121 @@
+"""Tests that each folder of features/ may be deleted: what is left imports, explains and trains.
+
+In a copy of the checkout without the folder and its tests, in which unit tests of the core pass.
+Invariant: the checkout itself is left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import PROJECT
+
+FOLDERS = sorted(file.parent.name for file in (PROJECT / "features").glob("*/__init__.py"))
+# Those that CI deletes; the others are slow tests.
+IN_CI = ("alarms", "programs", "trackers")
+# Folders that something else still needs: each is to be taken out of here.
+STILL_NEEDED = ("alarms", "judges", "mcp", "programs", "records", "run_page", "trackers")
+# Unit tests of the core that take seconds, whatever features are there.
+QUICK_TESTS = (
+    "tests/unit/config/test_command_line.py",
+    "tests/unit/config/test_rollout.py",
+    "tests/unit/test_failure_policy.py",
+    "tests/unit/test_losses.py",
+)
+# A module that has packages of its own, in an interpreter of its own.
+NOT_IMPORTED = "features.programs.with_verifiers.run_renderer"
+IMPORT_AND_EXPLAIN_ALL = """
+import importlib, pathlib
+for package in ("data", "custom", "training", "workers", "features", "setup", "contrib"):
+    for file in sorted(pathlib.Path(package).rglob("*.py")):
+        name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+        if name != "NOT_IMPORTED":
+            importlib.import_module(name)
+from training.config.explain import explain_run
+from training.config.loader import load_config
+for file in sorted(pathlib.Path("configs").glob("*.yaml")):
+    print(file)
+    explain_run(load_config([str(file)], check=False))
+""".replace("NOT_IMPORTED", NOT_IMPORTED)
+
+
+def case(name: str) -> object:
+    marks = [] if name in IN_CI else [pytest.mark.slow]
+    if name in STILL_NEEDED:
+        marks.append(pytest.mark.xfail(reason="something else still imports it", strict=True))
+    return pytest.param(name, marks=marks)
+
+
+def copy_without(folder: Path, feature: str) -> None:
+    """Copies what git would, but for a feature and its tests."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    gone = (f"features/{feature}/", f"tests/features/{feature}/")
+    for name in listed.stdout.splitlines():
+        if name.startswith(gone) or not (PROJECT / name).is_file():
+            continue
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(PROJECT / name, folder / name)
+
+
+def run(folder: Path, *argv: str) -> str:
+    """Runs Python in the copy; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, *argv],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout + done.stderr
+
+
+def write_count(folder: Path, model: Path) -> None:
+    """Writes README's count.py and count.yaml, with the model at hand and two steps."""
+    readme = (PROJECT / "README.md").read_text()
+    code, settings = (
+        re.search(rf"```{kind}\n(# count\..*?)```", readme, re.DOTALL)[1]  # type: ignore[index]
+        for kind in ("python", "yaml")
+    )
+    (folder / "count.py").write_text(code)
+    config = yaml.safe_load(settings)
+    config["actor_rollout_ref"]["model"]["path"] = str(model)
+    config["data"]["train_batch_size"] = 4
+    config["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"] = 2
+    config["actor_rollout_ref"]["rollout"]["n"] = 4
+    config["trainer"]["total_training_steps"] = 2
+    (folder / "count.yaml").write_text(yaml.safe_dump(config))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("feature", [case(name) for name in FOLDERS])
+def test_without_a_feature_the_rest_works(feature: str, tmp_path: Path, tiny_game: Path) -> None:
+    folder = tmp_path / "checkout"
+    copy_without(folder, feature)
+    assert not (folder / "features" / feature).exists()
+    assert (folder / "main.py").exists()
+
+    explained = run(folder, "-c", IMPORT_AND_EXPLAIN_ALL)
+    assert "configs/quickstart.yaml" in explained
+
+    write_count(folder, tiny_game / "model")
+    run(folder, "main.py", "count.yaml", "--explain")
+    assert re.search(r"step +2/2", run(folder, "main.py", "count.yaml"))
+
+    tests = [name for name in QUICK_TESTS if (folder / name).exists()]
+    run(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests)

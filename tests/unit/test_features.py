@@ -1,0 +1,394 @@
+"""Tests features: their sections, older keys and modules, and folders that are gone."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from features.supervisor.settings import SupervisorSettings
+from scripts.feature_index import index
+from tests.conftest import PROJECT
+from training import features as registry
+from training.config import PPOConfig
+from training.config.layers import Layers
+from training.config.leaves import leaves
+from training.config.loader import ConfigError, load_config, read_config
+from training.config.reference import to_yaml
+from training.config.schema.actor import ActorConfig
+from training.config.section import Section
+from training.config.translator import KeyTranslator, key_translator
+from training.features import features
+from training.run.recorded_config import record_config
+
+OLD = "trainer.max_restarts"
+NEW = "supervisor.max_restarts"
+
+
+def restarts_of(config: PPOConfig) -> int:
+    return config.section(SupervisorSettings).max_restarts
+
+
+def load(*argv: str) -> PPOConfig:
+    return load_config(list(argv), check=False).config
+
+
+def problems_of(*argv: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(*argv)
+    return caught.value.problems
+
+
+def run_python(code: str, *argv: str, folder: Path = PROJECT) -> str:
+    """Runs code in a process of its own; returns what it prints, the log included."""
+    done = subprocess.run(
+        [sys.executable, *argv, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+# Sections.
+
+
+def test_each_feature_with_settings_is_a_section_under_its_folders_name() -> None:
+    config = PPOConfig()
+    for name, feature in features().items():
+        if feature.section is None:
+            assert name not in vars(config)
+        else:
+            assert issubclass(feature.section, Section)
+            assert type(vars(config)[name]) is feature.section
+            assert config.section(feature.section) is vars(config)[name]
+    assert dict(leaves(config))[NEW].doc
+
+
+def test_a_config_without_the_section_says_that_the_feature_may_be_missing() -> None:
+    with pytest.raises(LookupError, match="no section ActorConfig: is its feature there"):
+        PPOConfig().section(ActorConfig)
+
+
+def test_a_config_with_features_can_be_pickled() -> None:
+    config = load(f"{NEW}=2")
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert restarts_of(pickle.loads(pickle.dumps(config))) == 2
+
+
+def test_a_config_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(to_yaml(load(f"{NEW}=2")))
+    assert load(str(tmp_path / "config.yaml")) == load(f"{NEW}=2")
+
+
+@pytest.mark.parametrize("first", ["features.supervisor.settings", "features.supervisor.feature"])
+def test_a_features_own_modules_can_be_imported_first(first: str) -> None:
+    assert run_python(f"import {first}; from training.config import PPOConfig; PPOConfig()") == ""
+
+
+def test_reading_every_feature_imports_nothing_but_their_settings() -> None:
+    code = (
+        "import sys; from training.config import PPOConfig; PPOConfig()\n"
+        "print(*[name for name in sys.modules if name.startswith('features.')])\n"
+        "assert 'torch' not in sys.modules"
+    )
+    for name in run_python(code).split():
+        words = name.split(".")
+        assert len(words) == 2 or words[2] in ("feature", "settings"), name
+
+
+# Older keys.
+
+
+@pytest.mark.parametrize("written", ["nested", "dotted", "in a word with its section"])
+def test_an_older_key_is_read_in_yaml_and_said_in_one_line(
+    written: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = {
+        "nested": "trainer:\n  max_restarts: 3\n",
+        "dotted": f"{OLD}: 3\n",
+        "in a word with its section": "trainer: {max_restarts: 3}\n",
+    }
+    (tmp_path / "a.yaml").write_text(texts[written])
+    assert restarts_of(load(str(tmp_path / "a.yaml"))) == 3
+    assert caplog.messages == [f"{OLD} is called {NEW} now (a.yaml)"]
+
+
+def test_an_older_key_is_read_on_the_command_line(caplog: pytest.LogCaptureFixture) -> None:
+    assert restarts_of(load(f"{OLD}=3")) == 3
+    assert caplog.messages == [f"{OLD} is called {NEW} now (command line)"]
+
+
+def test_an_older_key_is_taken_back(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{OLD}: 3\n")
+    assert restarts_of(load(str(tmp_path / "a.yaml"), f"~{OLD}")) == 0
+    assert restarts_of(load(str(tmp_path / "a.yaml"), f"~{NEW}")) == 0
+
+
+def test_an_older_key_is_read_in_a_mapping_from_python() -> None:
+    assert restarts_of(read_config({"trainer": {"max_restarts": 3}}, check=False)) == 3
+    assert restarts_of(read_config({OLD: 3}, check=False)) == 3
+
+
+def test_the_command_lines_older_key_wins_over_the_files_newer_one(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{NEW}: 1\n")
+    assert restarts_of(load(str(tmp_path / "a.yaml"), f"{OLD}=3")) == 3
+
+
+def test_a_link_to_an_older_key_finds_it() -> None:
+    config = load(f"{NEW}=4", f"trainer.total_epochs=${{{OLD}}}")
+    assert config.trainer.total_epochs == 4
+
+
+def test_a_wrong_value_of_an_older_key_is_told_under_its_name_now() -> None:
+    (problem,) = problems_of(f"{OLD}=-1")
+    assert problem.startswith(f"{NEW}=-1 (command line)")
+
+
+def test_the_saved_config_of_an_older_run_is_read_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = yaml.safe_load(to_yaml(PPOConfig()))
+    del saved["supervisor"]
+    saved["trainer"]["max_restarts"] = 2
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
+    assert restarts_of(load(str(tmp_path / "config.yaml"))) == 2
+    assert caplog.messages == [f"{OLD} is called {NEW} now (config.yaml)"]
+
+
+def test_a_run_that_goes_on_from_an_older_one_has_changed_nothing(tmp_path: Path) -> None:
+    saved = yaml.safe_load(to_yaml(PPOConfig()))
+    del saved["supervisor"]
+    saved["trainer"]["max_restarts"] = 0
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
+    assert record_config(tmp_path, PPOConfig(), step=1) == {}
+    changed = load(f"{NEW}=2")
+    assert record_config(tmp_path, changed, step=2) == {NEW: (0, 2)}
+
+
+# Older modules.
+
+
+def test_an_older_module_is_the_module_itself_and_is_said_once() -> None:
+    said = run_python(
+        "import contrib.supervisor as old\n"
+        "from contrib import supervisor\n"
+        "from contrib.supervisor import Supervisor\n"
+        "import features.supervisor.supervisor as new\n"
+        "assert old is new is supervisor and new.Supervisor is Supervisor\n"
+        "assert new.__name__ == new.__spec__.name == 'features.supervisor.supervisor'"
+    )
+    assert said == "contrib.supervisor is called features.supervisor.supervisor now\n"
+
+
+def test_what_lies_in_an_older_package_is_no_copy() -> None:
+    said = run_python(
+        "from contrib.memory_plan.terms import __name__ as name\n"
+        "import contrib.memory_plan.table, contrib.verl.utils, sys\n"
+        "import features.memory_plan.table as new\n"
+        "assert name == 'features.memory_plan.terms'\n"
+        "assert sys.modules['contrib.memory_plan.table'] is new\n"
+    )
+    assert said.splitlines() == [
+        "contrib.memory_plan is called features.memory_plan now",
+        "contrib.verl is called features.verl now",
+    ]
+
+
+def test_a_pickle_of_an_older_module_finds_its_class() -> None:
+    run_python(
+        "import pickle\n"
+        "names = [n for n in vars(__import__('custom.verifier_process', fromlist=['x']))]\n"
+        "kind = next(n for n in names if n[0].isupper() and n[1].islower())\n"
+        "data = f'ccontrib.verifier_process\\n{kind}\\n.'.encode()\n"
+        "import custom\n"
+        "import contrib\n"
+        "assert pickle.loads(data).__name__ == kind\n"
+    )
+
+
+def test_python_m_runs_an_older_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "training.config.verl_keys"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0
+    assert done.stderr == "training.config.verl_keys is called features.verl.verl_keys now\n"
+
+
+def test_a_module_that_never_was_is_not_found() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"training\.no_such_module"):
+        __import__("training.no_such_module")
+
+
+@pytest.mark.parametrize("name", sorted(registry.moved_modules()))
+def test_whatever_is_called_otherwise_now_is_there(name: str) -> None:
+    new = registry.moved_modules()[name].replace(".", "/")
+    assert (PROJECT / f"{new}.py").is_file() or (PROJECT / new / "__init__.py").is_file()
+    old = name.replace(".", "/")
+    assert not (PROJECT / f"{old}.py").exists()
+
+
+# Folders that are gone.
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of features of which none is there."""
+    monkeypatch.setattr(registry, "FOLDER", tmp_path / "features")
+    (tmp_path / "features").mkdir()
+    caches = (registry.features, registry.absent_features, key_translator)
+    for cache in caches:
+        cache.cache_clear()
+    yield tmp_path / "features"
+    for cache in caches:
+        cache.cache_clear()
+
+
+def without_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the layers know the settings of the core alone."""
+    own = {key: leaf for key, leaf in leaves(PPOConfig()) if key != NEW}
+    monkeypatch.setattr("training.config.layers.leaves", lambda config: own.items())
+
+
+def test_a_folder_with_nothing_but_compiled_files_is_no_feature(folder: Path) -> None:
+    (folder / "gone" / "__pycache__").mkdir(parents=True)
+    assert features() == {}
+
+
+def test_a_file_that_says_nothing_of_its_feature_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "mute").mkdir()
+    (folder / "mute/feature.py").write_text("x = 1\n")
+    (folder / "__init__.py").write_text("")
+    monkeypatch.setattr("importlib.import_module", lambda name: registry)
+    with pytest.raises(ImportError, match=r"mute/feature\.py has no FEATURE = Feature"):
+        features()
+
+
+def test_the_index_equals_what_the_features_say() -> None:
+    assert registry.INDEX.read_text() == index(), "run: python scripts/feature_index.py"
+
+
+def test_a_default_of_an_absent_feature_is_a_line_in_the_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_the_section(monkeypatch)
+    layers = Layers()
+    layers.add_tree({"supervisor": {"max_restarts": 0}, OLD: "0"}, "a.yaml")
+    layers.add_tree({"supervisor": None}, "a.yaml")
+    layers.log_notes()
+    assert layers.problems == []
+    assert caplog.messages == [
+        "settings of features/supervisor, not here, are at their defaults (a.yaml): they have no "
+        "effect"
+    ]
+
+
+@pytest.mark.parametrize("key", [OLD, NEW, "supervisor.no_such_key"])
+def test_any_other_value_of_an_absent_feature_is_refused(
+    key: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_the_section(monkeypatch)
+    layers = Layers()
+    layers.add_tree({key: 2}, "a.yaml")
+    assert layers.problems == [
+        f"{key}=2 (a.yaml): is a setting of features/supervisor, which is not here: put the "
+        "folder back, or take the key out"
+    ]
+
+
+def test_an_option_of_an_absent_feature_names_the_folder(folder: Path) -> None:
+    from training.modes import chosen_mode, describe_missing_mode
+
+    assert chosen_mode(["--plan"]) is None
+    assert describe_missing_mode(["a.yaml", "--plan"]) == (
+        "--plan is brought by features/memory_plan, which is not here: put the folder back"
+    )
+    assert describe_missing_mode(["a.yaml", "--explain"]) is None
+
+
+def test_without_a_translator_our_keys_load_and_others_are_unknown_with_a_sentence(
+    folder: Path,
+) -> None:
+    assert type(key_translator()) is KeyTranslator
+    assert load("data.train_batch_size=8").data.train_batch_size == 8
+    (problem,) = problems_of("actor_rollout_ref.actor.use_gpg_loss=true")
+    assert problem.startswith("actor_rollout_ref.actor.use_gpg_loss=True (command line): there is")
+    assert "features/verl, which reads other programs' keys, is not here" in problem
+
+
+def test_a_name_in_custom_whose_feature_is_gone_names_the_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import custom.tools.builtin as builtin
+
+    monkeypatch.setitem(sys.modules, "features.sandbox", None)
+    monkeypatch.setitem(sys.modules, "features.sandbox.python_tool", None)
+    with pytest.raises(ImportError, match="PythonTool is a part of features/sandbox, which is no"):
+        _ = builtin.PythonTool
+
+
+def test_a_new_feature_of_one_file_is_found_with_its_section(tmp_path: Path) -> None:
+    for name in ("data", "training", "custom", "workers", "features", "contrib"):
+        shutil.copytree(
+            PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    new = tmp_path / "features/gpu_seconds"
+    new.mkdir()
+    (new / "__init__.py").touch()
+    (new / "settings.py").write_text(
+        "from training.config.section import PositiveInt, Section\n"
+        "class GpuSecondsSettings(Section):\n"
+        '    """Counts."""\n'
+        "    every: PositiveInt = 5  #: steps\n"
+    )
+    (new / "checks.py").write_text(
+        "def check(config):\n"
+        "    yield f'gpu_seconds.every={config.gpu_seconds.every} is too often'\n"
+    )
+    (new / "feature.py").write_text(
+        "from features.gpu_seconds.settings import GpuSecondsSettings\n"
+        "from training.features import Feature\n"
+        "FEATURE = Feature(section=GpuSecondsSettings, checks='features.gpu_seconds.checks:check')"
+    )
+    said = run_python(
+        "from training.config.loader import load_config, ConfigError\n"
+        "try:\n"
+        "    load_config(['gpu_seconds.every=7'])\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n",
+        folder=tmp_path,
+    )
+    assert "gpu_seconds.every=7 is too often" in said
+
+
+def test_the_settings_package_imports_nothing_before_a_name_is_asked_for() -> None:
+    run_python(
+        "import sys, training.config as config\n"
+        "assert 'pydantic' not in sys.modules\n"
+        "assert all(hasattr(config, name) for name in dir(config))\n"
+        "assert config.FSDPActorConfig is config.ActorConfig\n"
+        "assert 'torch' not in sys.modules"
+    )
+
+
+def test_a_script_that_evaluates_without_the_feature_is_told_its_folder(folder: Path) -> None:
+    from setup import evaluate
+
+    with pytest.raises(
+        ImportError, match=r"setup\.evaluate is a part of features/evaluation, which"
+    ):
+        evaluate({}, "model")
