@@ -13,6 +13,7 @@ import yaml
 
 from training.config import PPOConfig
 from training.config.reference import to_yaml
+from training.features import moved_keys
 from training.run.files import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def _changes(path: Path, before: str, after: str) -> Changes:
 
 
 def flat_settings(text: str) -> dict[str, Any]:
-    """Reads a YAML file's settings by dotted key.
+    """Reads a YAML file's settings by dotted key, older keys under what they are called now.
 
     Raises:
         YAMLError, ValueError: it is not YAML, or holds no settings.
@@ -131,5 +132,10 @@ def flat_settings(text: str) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError("it is empty" if settings is None else "it holds no settings")
     flat = pd.json_normalize(settings).iloc[0].to_dict()
-    # A damaged file may have numbers for keys.
-    return {str(key): value for key, value in flat.items()}
+    moved = moved_keys()
+    found = {}
+    for key, value in flat.items():
+        # A damaged file may have numbers for keys.
+        name = moved.get(str(key), str(key))
+        found.setdefault(name, value)
+    return found
