@@ -33,7 +33,7 @@ STALLED = 75
 # Nobody else's, and it ends a process that has no handler.
 WAKE = signal.SIGVTALRM
 # The environment variable that says which attempt a process is of a run with
-# `trainer.max_restarts`.
+# `supervisor.max_restarts`.
 ATTEMPT = "PPO_CORE_ATTEMPT"
 KILLING_S = 3.0
 # Between two looks at the beats.

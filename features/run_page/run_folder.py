@@ -18,8 +18,6 @@ RUNNING = "running"
 CRASHED = "crashed"
 UNKNOWN = "unknown"
 VIEWER = Path("viewer") / "index.html"
-# Settings that name the folder of a run's episodes, the older one last.
-EPISODE_FOLDERS = ("records.folder", "agent.episodes_dir")
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,7 @@ class RunFolder:
     @property
     def has_episodes(self) -> bool:
         """Checks whether the run's episodes lie where the viewer finds them by itself."""
-        named = [self.settings.get(key) for key in EPISODE_FOLDERS]
-        folder = next((name for name in named if name), self.path / "episodes")
+        folder = self.settings.get("records.folder") or self.path / "episodes"
         return Path(str(folder)).is_dir()
 
     @property

@@ -25,7 +25,6 @@ OF_ONE_RUN = (
     "trainer.experiment_name",
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",
-    "agent.episodes_dir",
     "records.folder",
     *RESUME_SETTINGS,
 )

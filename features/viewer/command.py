@@ -19,8 +19,6 @@ from features.viewer.records import list_files
 from training.features import features
 from training.run.recorded_config import flat_settings
 
-# Settings that name the folder of a run's episodes, the older one last.
-EPISODE_FOLDERS = ("records.folder", "agent.episodes_dir")
 PROGRAM = "python -m features.viewer.command"
 # So many sentences about damaged records are printed.
 MOST_FAULTS = 10
@@ -58,8 +56,8 @@ def _configured(config: Path) -> list[Path]:
         settings = flat_settings(config.read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return []
-    named = [settings.get(key) for key in EPISODE_FOLDERS]
-    return [Path(str(name)) for name in named if name]
+    named = settings.get("records.folder")
+    return [Path(str(named))] if named else []
 
 
 def rewrite_page(folder: Path) -> None:

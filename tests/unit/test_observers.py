@@ -25,6 +25,7 @@ from training.observers import (
 )
 from training.observers_of_run import open_observers
 from training.run.checkpoint_contents import DriverState, load_driver_state, save_driver_state
+from training.run.recorded_config import flat_settings
 
 
 def make_run(*settings: str) -> ObservedRun:
@@ -254,3 +255,12 @@ def test_a_feature_that_does_not_open_costs_itself(
     monkeypatch.setattr("features.alarms.monitor.open_alarms", broken)
     assert "alarms" not in open_observers(make_run()).named
     assert "the run goes on without the feature alarms" in caplog.text
+
+
+def test_a_config_that_was_recorded_under_older_keys_is_read_under_the_new_ones() -> None:
+    older = "trainer:\n  alarms: stop\nagent:\n  episodes_keep: 1.0\n  max_turn: 3\n"
+    assert flat_settings(older) == {
+        "alarms.mode": "stop",
+        "records.keep_gib": 1.0,
+        "agent.max_turn": 3,
+    }

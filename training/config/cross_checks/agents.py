@@ -1,4 +1,4 @@
-"""Checks environments, programs and their records against the rest of the run."""
+"""Checks environments and programs against the rest of the run."""
 
 from collections.abc import Iterator
 
@@ -19,8 +19,6 @@ def problems(config: PPOConfig) -> Iterator[str]:
         yield from turn_length_problems(
             "agent", agent.max_turn_tokens, config.data.max_response_length
         )
-    if agent.record_gradients:
-        yield from _gradient_record_problems(config)
     lives_in_ray = bool(config.environments) and agent.environment.isolation == "ray"
     if lives_in_ray and not config.trainer.use_ray:
         yield (
@@ -43,27 +41,6 @@ def warnings(config: PPOConfig) -> Iterator[str]:
         yield (
             "agent.step_timeout_s=null with isolation=thread: an environment that hangs stops "
             "the run; give a deadline here or in agent.episode_timeout_s"
-        )
-
-
-def _gradient_record_problems(config: PPOConfig) -> Iterator[str]:
-    """Yields what keeps a run from recording each episode's share of the gradient."""
-    trainer = config.trainer
-    if trainer.num_ranks > 1:
-        yield (
-            f"agent.record_gradients=true needs one rank, and trainer.nnodes={trainer.nnodes} x "
-            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {trainer.num_ranks}: set both "
-            "to 1, or take it out"
-        )
-    if trainer.train_finished_groups:
-        yield (
-            "agent.record_gradients=true compares each episode with the whole gradient, which "
-            "trainer.train_finished_groups=true has only at the end: take one of the two out"
-        )
-    if not config.agent.records_episodes:
-        yield (
-            "agent.record_gradients=true has nowhere to go with agent.episodes_keep=0: set that "
-            "above 0"
         )
 
 
