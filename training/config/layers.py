@@ -153,7 +153,7 @@ class Layers:
         if text is None:
             self._reset(key)
             return
-        leaf = self.schema.get(key)
+        leaf = self.schema.get(self._moved_to_feature(key) or key)
         if leaf and not text and leaf.plain is not str and not leaf.takes_null:
             log.warning("%s= (command line) has no value: left as it is", key)
             return
