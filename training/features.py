@@ -42,6 +42,10 @@ class Feature:
             in place of training with the words of the command line and the signals that end it,
             and returns the exit code.
         kinds: "module:NAME" of the kinds of episodes; see workers/rollout/kinds.py.
+        services: "module:function", (config, may they write files) -> list of `SideService`, which
+            environments, rewards and programs may ask; see custom/side_services.py.
+        tools: "module:function", config -> list of `ToolSource`, whose tools stand beside
+            `agent.tools`; see custom/tools/definition.py.
         starter: "module:function", (config, program, argv) -> exit code where it starts the run in
             processes of its own, or None where the run goes on in this one.
     """
@@ -55,6 +59,8 @@ class Feature:
     sync_probes: str | None = None
     modes: Mapping[str, str] = field(default_factory=dict)
     kinds: tuple[str, ...] = ()
+    services: str | None = None
+    tools: str | None = None
     starter: str | None = None
 
 

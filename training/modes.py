@@ -22,7 +22,6 @@ Starter = Callable[[Any, Path, list[str]], int | None]
 MODES = {
     "--eval": "features.evaluation.command:evaluate_command",
     "--chat": "features.chat.command:chat_command",
-    "--serve": "features.programs.serve:serve_command",
 }
 
 

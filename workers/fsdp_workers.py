@@ -23,6 +23,7 @@ from data.protocol import DataProto
 from data.turn_tokens import encode_chat
 from features.records.token_record import TokenRecorder, UpdateRecord
 from training.config import ActorRolloutRefConfig, BatchPlan, FSDPConfig, PPOConfig
+from workers.agent_rollout import AgentRollout
 from workers.critic_worker import CriticWorker as CriticWorker
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
@@ -36,7 +37,6 @@ from workers.model.loss_fields import (
 from workers.model.movement import moved_tensors, sample_numbers
 from workers.model.packing_check import check_forward
 from workers.model.policy_model import PolicyModel, PolicyValueModel
-from workers.multi_turn_rollout import AgentRollout
 from workers.ranks import memory, offload, process_groups, sharding, worker_process
 from workers.ranks.dispatch import Dispatch, register
 from workers.reward_model_worker import RewardModelWorker as RewardModelWorker

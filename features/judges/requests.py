@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 
+from custom.model_errors import ErrorKind, ModelError, ModelTimeout
 from custom.model_usage import USAGE
-from features.judges.errors import ErrorKind, ModelError, ModelTimeout
-from features.judges.settings import ModelSettings
+from features.judges.model_settings import ModelSettings
 from features.judges.slots import Slots
 
 # Of an answer, in bytes; a longer one is not read to its end.

@@ -267,7 +267,7 @@ class Attempt:
             return await asyncio.wait_for(asyncio.shield(pending.answered), timeout)
         except TimeoutError:
             raise ProtocolError(
-                f"no answer within agent.request_timeout_s={timeout:g}", "timeout", 504
+                f"no answer within programs.request_timeout_s={timeout:g}", "timeout", 504
             ) from None
 
     def stop_listening(self, pending: Pending, *, delivered: bool) -> None:

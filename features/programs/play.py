@@ -23,6 +23,7 @@ from data.turn_tokens import Tools, TurnTokens
 from features.programs.conversations import Conversations, Place
 from features.programs.exchange import Answer, Asked, Earned, Exited, Gone, Refusal, Rewarded
 from features.programs.other_sampling import other_sampling
+from features.programs.spec import ProgramSpec
 from workers.environments.reply import StepReply
 from workers.rollout.engine import Completion, VersionSpan
 from workers.rollout.episode import (
@@ -443,6 +444,11 @@ class ProgramPlayer:
         """Plays an episode from the start of its program to its end."""
         assert tokens is not None
         return ProgramEpisode(episode, sampler, limits, tokens, self.client_sampling).play()
+
+
+def player_of(spec: ProgramSpec) -> ProgramPlayer:
+    """Returns who plays the episodes of a program, as its kind names it."""
+    return ProgramPlayer(spec.client_sampling)
 
 
 def new_since_answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

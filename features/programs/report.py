@@ -60,7 +60,7 @@ def report_of_output(output: str) -> Report:
     if not lines[-1]:
         raise NoReward(
             'the program wrote nothing: its last line of output is its reward, such as {"reward": '
-            "1.0}; agent.program_reward=exit_code pays exit code 0"
+            "1.0}; programs.reward=exit_code pays exit code 0"
         )
     line = lines[-1].removeprefix(BYTE_ORDER_MARK).strip()
     try:

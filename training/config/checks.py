@@ -8,6 +8,7 @@ and models are looked at in resources/. What one engine refuses, its own class t
 
 import logging
 
+from data.loading import load_object
 from training.config.leaves import sections
 from training.config.resources import (
     agents,
@@ -21,6 +22,7 @@ from training.config.resources import (
 )
 from training.config.resources.user_code import load_custom_algorithm as load_custom_algorithm
 from training.config.schema.ppo import PPOConfig
+from training.features import named
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ def check_config(
         problems += section.problems(config)
         for warning in section.warnings(config):
             log.warning(warning)
+    for name, place in named("checks"):
+        problems += load_object(place, f"feature {name}")(config)
     problems += files.check_tasks(config, own_data)
     problems += engines.check_engine(config, ask_engine)
     problems += packages.check_packages(config)
