@@ -1,8 +1,9 @@
 """Finds modules under their older names: those of features, which once stood elsewhere.
 
 `import training.run.alarms` gives `features.alarms` itself, not a copy, and says so once;
-`python -m training.run.report` runs what stands at the new place. Invariant: only a name that
-nothing else finds is looked up here.
+`python -m training.run.report` runs what stands at the new place. What lies in a package that was
+imported under its older name is not a copy either. Invariant: a name that is found as it stands is
+never looked up here.
 """
 
 from __future__ import annotations
@@ -19,20 +20,40 @@ from types import CodeType, ModuleType
 logger = logging.getLogger(__name__)
 
 
-# The packages that features have moved out of.
+# The packages that modules have moved out of.
 PACKAGES = ("contrib", "custom", "data", "training", "workers")
+# Modules that have moved within the core; features say of theirs.
+MOVED = {
+    "contrib.verifier_process": "custom.verifier_process",
+    "custom.models.usage": "custom.model_usage",
+}
 
 
 def new_name(name: str) -> str | None:
     """Returns what a module that has moved is called now; None: it has not."""
     if name.partition(".")[0] not in PACKAGES:
         return None
-    # By name and late: this file is the lowest of all, and features say what has moved.
-    features = importlib.import_module("training.features")
-    for old, new in features.moved_modules().items():
-        if name == old or name.startswith(f"{old}."):
-            return new + name.removeprefix(old)
+    moved = MOVED | _moved_to_features()
+    parts = name.split(".")
+    # Of a package and a module in it, which has moved elsewhere, the module is told.
+    for length in range(len(parts), 1, -1):
+        new = moved.get(".".join(parts[:length]))
+        if new is not None:
+            return ".".join([new, *parts[length:]])
     return None
+
+
+def _moved_to_features() -> dict[str, str]:
+    """Returns by the older names of features' modules what they are called now."""
+    # By name and late: this file is the lowest of all.
+    features = importlib.import_module("training.features")
+    try:
+        moved: dict[str, str] = features.moved_modules()
+    except ImportError:
+        # A feature that cannot be read is told where features are read; here another name was
+        # asked for, perhaps by that feature.
+        return {}
+    return moved
 
 
 class MovedModule(importlib.abc.InspectLoader):
@@ -40,17 +61,19 @@ class MovedModule(importlib.abc.InspectLoader):
 
     Args:
         new: its name now.
+        silent: whether to say nothing of that.
     """
 
-    def __init__(self, new: str) -> None:
+    def __init__(self, new: str, silent: bool) -> None:
         self.new = new
+        self.silent = silent
         self.spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Returns the module itself, which has its own name."""
         module = importlib.import_module(self.new)
         self.spec = module.__spec__
-        logger.warning("%s is called %s now", spec.name, self.new)
+        self._tell(spec.name)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -59,18 +82,35 @@ class MovedModule(importlib.abc.InspectLoader):
         module.__loader__ = self.spec.loader if self.spec else None
 
     def get_source(self, fullname: str) -> str | None:
-        """Returns the module's source, for `python -m`."""
-        spec = importlib.util.find_spec(self.new)
-        assert spec is not None
-        assert isinstance(spec.loader, importlib.abc.InspectLoader)
-        return spec.loader.get_source(self.new)
+        """Returns the module's source."""
+        return self._loader().get_source(self.new)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Returns the module's code, for `python -m`."""
+        """Returns the module's code, which `python -m` runs."""
+        self._tell(fullname)
+        return self._loader().get_code(self.new)
+
+    def _loader(self) -> importlib.abc.InspectLoader:
+        """Returns what loads the module from its new place."""
         spec = importlib.util.find_spec(self.new)
         assert spec is not None
         assert isinstance(spec.loader, importlib.abc.InspectLoader)
-        return spec.loader.get_code(self.new)
+        return spec.loader
+
+    def _tell(self, old: str) -> None:
+        if not self.silent:
+            logger.warning("%s is called %s now", old, self.new)
+
+
+def moved_spec(old: str, new: str, *, silent: bool) -> ModuleSpec | None:
+    """Returns a spec that loads a module from its new place; None: it is not there."""
+    found = importlib.util.find_spec(new)
+    if found is None:
+        return None
+    is_package = found.submodule_search_locations is not None
+    spec = ModuleSpec(old, MovedModule(new, silent), is_package=is_package)
+    spec.origin = found.origin
+    return spec
 
 
 class MovedModules(importlib.abc.MetaPathFinder):
@@ -83,16 +123,35 @@ class MovedModules(importlib.abc.MetaPathFinder):
         new = new_name(fullname)
         if new is None:
             return None
-        found = importlib.util.find_spec(new)
-        if found is None:
+        return moved_spec(fullname, new, silent=False)
+
+
+class InsideMovedPackages(importlib.abc.MetaPathFinder):
+    """Finds what lies in a package that was imported under its older name, before others do.
+
+    Those would find the file, and load it a second time under the older name.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns a spec that loads the module from its new place; None: it has not moved."""
+        parent = fullname.rpartition(".")[0]
+        package = sys.modules.get(parent)
+        if package is None or package.__name__ == parent or not _is_ours(parent):
             return None
-        is_package = found.submodule_search_locations is not None
-        spec = ModuleSpec(fullname, MovedModule(new), is_package=is_package)
-        spec.origin = found.origin
-        return spec
+        new = new_name(fullname)
+        if new is None:
+            return None
+        return moved_spec(fullname, new, silent=True)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in PACKAGES
 
 
 def install() -> None:
     """Lets the older names be found in this process, once."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, InsideMovedPackages())
         sys.meta_path.append(MovedModules())

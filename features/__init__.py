@@ -2,6 +2,3 @@
 
 `training/features.py` finds the folders and reads what each brings from its `feature.py`.
 """
-
-# The settings of a feature are sections of the config, which reads every feature's: it comes first.
-import training.config

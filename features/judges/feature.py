@@ -14,5 +14,6 @@ FEATURE = Feature(
         "features.judges.errors": "custom.model_errors",
         "training.model_trial": "features.judges.trial",
     },
+    checks="features.judges.settings:config_problems",
     services="features.judges.service:services",
 )

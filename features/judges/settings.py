@@ -1,5 +1,6 @@
 """The settings of models beside the policy: judges, simulated users, opponents."""
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import field
@@ -16,6 +17,8 @@ from training.config.section import (
 
 if TYPE_CHECKING:
     from training.config.schema.ppo import PPOConfig
+
+log = logging.getLogger(__name__)
 
 
 class SideModel(Section):
@@ -44,17 +47,9 @@ class JudgesSettings(Section):
     #: models by name, each a mapping: base_url, model, … (docs/models.md)
     models: dict[str, SideModel] = field(default_factory=dict)
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yields what is wrong with a model's settings; none of them is asked."""
         yield from side_model_problems(self.models)
-
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields that no model can be reached from where it is asked."""
-        if self.models and config.environments and not config.environment_home.network:
-            yield (
-                "judges.models: the environments' processes have no network, so that they reach no "
-                "model; agent.environment.network=true gives it to them"
-            )
 
 
 def side_model_problems(models: Mapping[str, SideModel]) -> Iterator[str]:
@@ -76,3 +71,14 @@ def side_model_problems(models: Mapping[str, SideModel]) -> Iterator[str]:
         reserved = sorted(model.body.keys() & {"messages", "model", "stream", "n"})
         if reserved:
             yield f"{key}.body: {', '.join(reserved)} cannot be set there"
+
+
+def config_problems(config: "PPOConfig") -> Iterator[str]:
+    """Warns that no model can be reached from where it is asked; yields nothing."""
+    models = config.section(JudgesSettings).models
+    if models and config.environments and not config.environment_home.network:
+        log.warning(
+            "judges.models: the environments' processes have no network, so that they reach no "
+            "model; agent.environment.network=true gives it to them"
+        )
+    yield from ()

@@ -11,7 +11,7 @@ from training.config.names_and_urls import NAME, url_problems
 from training.config.section import PositiveFloat, Section
 
 if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
+    pass
 
 # The major version of the package whose names are used here.
 MCP_VERSION = "2"
@@ -42,7 +42,7 @@ class McpSettings(Section):
     #: servers by name, whose tools stand beside agent.tools: command, args, … or url (docs/mcp.md)
     servers: dict[str, McpServerChoice] = field(default_factory=dict)
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yields what is wrong with a server's settings, or that the package is missing."""
         yield from mcp_server_problems(self.servers)
         if self.servers:

@@ -1,14 +1,15 @@
 """Collects what a well-typed configuration can still get wrong, before any model is loaded.
 
-Every problem names the key, its value and the fix; no check keeps another from running. What fields
-contradict stands beside them, in the methods `problems` and `warnings` of their section
-(training/config/schema); packages, files, users' code, algorithms, engines, rewards, environments
-and models are looked at in resources/. What one engine refuses, its own class tells.
+Every problem names the key, its value and the fix; no check keeps another from running. What the
+fields of one section contradict stands beside them, in its methods `problems` and `warnings`
+(training/config/schema), and what several sections contradict in cross_checks/; packages, files,
+users' code, algorithms, engines, rewards, environments and models are looked at in resources/. What
+one engine refuses, its own class tells, and a feature checks what it brings.
 """
 
 import logging
 
-from data.loading import load_object
+from training.config.cross_checks import cross_problems, cross_warnings
 from training.config.leaves import sections
 from training.config.resources import (
     agents,
@@ -22,7 +23,7 @@ from training.config.resources import (
 )
 from training.config.resources.user_code import load_custom_algorithm as load_custom_algorithm
 from training.config.schema.ppo import PPOConfig
-from training.features import named
+from training.features import brought
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +46,16 @@ def check_config(
     """
     # A user's file comes first: estimators and engines that it registers are known to the others.
     problems = [*algorithms.check_algorithm(config)]
+    warnings: list[str] = []
     for section in sections(config):
-        problems += section.problems(config)
-        for warning in section.warnings(config):
-            log.warning(warning)
-    for name, place in named("checks"):
-        problems += load_object(place, f"feature {name}")(config)
+        problems += section.problems()
+        warnings += section.warnings()
+    problems += cross_problems(config)
+    warnings += cross_warnings(config)
+    for check in brought("checks"):
+        problems += check(config)
+    for warning in warnings:
+        log.warning(warning)
     problems += files.check_tasks(config, own_data)
     problems += engines.check_engine(config, ask_engine)
     problems += packages.check_packages(config)

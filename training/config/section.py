@@ -11,14 +11,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
+from typing import Annotated, Any, dataclass_transform
 
 from annotated_types import Ge, Gt, Le, Lt, Predicate
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationInfo
 from pydantic.dataclasses import dataclass
-
-if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
 
 # What verl's paths of files may begin with.
 PACKAGE_PREFIX = "pkg://"
@@ -138,7 +135,7 @@ class Section:
             enable: bool = False  #: smooth the curve
             window: PositiveInt = 1  #: steps to average over, 2 or more with enable
 
-            def problems(self, config: PPOConfig) -> Iterator[str]:
+            def problems(self) -> Iterator[str]:
                 if self.enable and self.window == 1:
                     yield f"smoothing.window={self.window} smooths nothing: make it 2 or more"
 
@@ -156,22 +153,20 @@ class Section:
         )
         make_dataclass(cls)
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields a sentence for each combination with this section's fields that cannot run.
+    def problems(self) -> Iterator[str]:
+        """Yields a sentence for each combination of this section's fields that cannot run.
 
-        Args:
-            config: the whole configuration, whose other sections a check may read.
-
-        It raises nothing, so that all problems are reported together; files, models and ranks are
-        looked at elsewhere (training/config/resources). A sentence names key, value and fix.
+        It raises nothing, so that all problems are reported together. What another section
+        contradicts is in training/config/cross_checks, and files, models and ranks are looked at in
+        training/config/resources. A sentence names key, value and fix.
         """
         yield from ()
 
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yields a sentence for each setting of this section that runs, but hardly as it was meant.
 
         That is one which nothing reads, or which leaves the run without a protection. A value at
-        its default is none, as nobody may have given it. Arguments as of `problems`.
+        its default is none, as nobody may have given it.
         """
         yield from ()
 

@@ -6,8 +6,7 @@ Invariant: a feature says what they are; whoever asks here knows none of them by
 from typing import Any
 
 from custom.side_services import SideService
-from data.loading import load_object
-from training.features import named
+from training.features import brought
 
 
 def side_services(config: Any, *, writes: bool = True) -> tuple[SideService, ...]:
@@ -16,7 +15,10 @@ def side_services(config: Any, *, writes: bool = True) -> tuple[SideService, ...
     Args:
         writes: they may keep files in the run's folder.
     """
-    return tuple(_collected("services", config, writes))
+    found: list[SideService] = []
+    for services in brought("services"):
+        found += services(config, writes)
+    return tuple(found)
 
 
 def side_names(config: Any) -> tuple[str, ...]:
@@ -26,12 +28,7 @@ def side_names(config: Any) -> tuple[str, ...]:
 
 def tool_sources(config: Any) -> tuple[Any, ...]:
     """Returns the sources of tools that stand beside `agent.tools`; see `ToolSource`."""
-    return tuple(_collected("tools", config))
-
-
-def _collected(attribute: str, *arguments: Any) -> list[Any]:
-    """Joins what each feature's function of this name says of the config."""
     found: list[Any] = []
-    for name, place in named(attribute):
-        found += load_object(place, f"feature {name}")(*arguments)
-    return found
+    for sources in brought("tools"):
+        found += sources(config)
+    return tuple(found)

@@ -24,6 +24,7 @@ from features.evaluation.summary import (
 )
 from tests.conftest import PROJECT
 from training.config import ModelConfig, PPOConfig
+from training.config.cross_checks import cross_problems
 from training.config.leaves import sections
 from training.config.loader import ConfigError, load_config
 from training.modes import chosen_mode
@@ -62,7 +63,8 @@ def a_model(name: str = "global_step_2", **changes: object) -> EvaluatedModel:
 def test_settings_that_train_alone_never_stand_in_an_evaluations_way(name: str) -> None:
     for overrides in ((), HARD_TO_EVALUATE):
         config = evaluation_config(settings_of(name, *overrides), a_model(), Path("/out"))
-        problems = [text for part in sections(config) for text in part.problems(config)]
+        problems = [text for part in sections(config) for text in part.problems()]
+        problems += cross_problems(config)
         assert problems == []
         assert not config.need_values
         assert not config.need_reference

@@ -7,7 +7,7 @@ entropy and KL are. Its type holds its bound, as those of training/config/sectio
 
 from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from training.config.schema.optim import OptimConfig
 from training.config.schema.update import (
@@ -15,7 +15,6 @@ from training.config.schema.update import (
     FSDPConfig,
     LossAggMode,
     UpdateConfig,
-    update_problems,
 )
 from training.config.section import (
     AboveOne,
@@ -25,9 +24,6 @@ from training.config.section import (
     PositiveInt,
     Section,
 )
-
-if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
 
 PlainKL = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 KLKind = Literal[PlainKL, "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"]
@@ -47,23 +43,6 @@ class PolicyLossChoice(Section):
     ppo_kl_coef: NonNegativeFloat = 0.1  #: kl_cov: weight of that
     dro_beta: PositiveFloat | None = None  #: dro: weight of the square; needed there
     custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of a loss of your own
-
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what the chosen loss lacks."""
-        key = "actor_rollout_ref.actor.policy_loss"
-        bypasses = config.algorithm.rollout_correction.bypass_mode
-        if config.loss_mode == "dro" and self.dro_beta is None:
-            yield f"{key}.dro_beta=null: loss_mode=dro needs it, above 0"
-        if self.loss_mode == "bypass_mode" and not bypasses:
-            yield (
-                f"{key}.loss_mode=bypass_mode: set algorithm.rollout_correction.bypass_mode=true "
-                "instead"
-            )
-        if bypasses and self.loss_mode not in ("vanilla", "bypass_mode"):
-            yield (
-                "algorithm.rollout_correction.bypass_mode has losses of its own (loss_type): "
-                f"loss_mode={self.loss_mode} is not read; leave it at vanilla"
-            )
 
 
 class ActorConfig(UpdateConfig):
@@ -107,20 +86,8 @@ class ActorConfig(UpdateConfig):
             return "seq-mean-token-mean"
         return super().aggregation
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what keeps the policy from being updated on these ranks."""
-        if config.trainer.num_ranks % self.ulysses_sequence_parallel_size:
-            yield (
-                "actor_rollout_ref.actor.ulysses_sequence_parallel_size="
-                f"{self.ulysses_sequence_parallel_size} does not divide trainer.nnodes x "
-                f"trainer.n_gpus_per_node = {config.trainer.num_ranks} ranks: take one of its "
-                "divisors"
-            )
-        yield from update_problems("actor_rollout_ref.actor", self, config)
-
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what of the sharding has no effect, and an aggregation that is not the loss's."""
-        yield from self.fsdp_config.unused("actor_rollout_ref.actor", config)
+    def warnings(self) -> Iterator[str]:
+        """Yields that the aggregation is not the loss's."""
         by_token = self.loss_agg_mode in ("token-mean", "token-sum")
         if self.policy_loss.loss_mode == "gspo" and by_token:
             yield (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
@@ -21,9 +21,6 @@ from training.config.section import (
     ToolName,
     TurnCount,
 )
-
-if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
 
 # The name of an environment that a program passes as an object, or that an agent class of one's
 # own brings along.
@@ -145,61 +142,11 @@ class AgentConfig(Section):
         """Returns whether what is played and trained on is written to files."""
         return self.episodes_keep > 0
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what agents lack; what is wrong with an environment is in resources/agents.py."""
-        if self.observation_loss_coef and not config.environments:
-            yield (
-                f"agent.observation_loss_coef={self.observation_loss_coef} learns what "
-                "environments say, and there is none"
-            )
-        if config.environments:
-            yield from turn_length_problems("agent", self.max_turn_tokens, config)
-        if self.record_gradients:
-            yield from gradient_record_problems(config)
-        lives_in_ray = bool(config.environments) and self.environment.isolation == "ray"
-        if lives_in_ray and not config.trainer.use_ray:
-            yield (
-                "agent.environment.isolation=ray needs trainer.launcher=ray; process has the "
-                "same protection without it"
-            )
-
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields that an environment which hangs is never ended."""
-        is_thread = config.environment_home.isolation == "thread"
-        has_deadline = self.step_timeout_s is not None or self.episode_timeout_s is not None
-        if config.environments and is_thread and not has_deadline:
-            yield (
-                "agent.step_timeout_s=null with isolation=thread: an environment that hangs stops "
-                "the run; give a deadline here or in agent.episode_timeout_s"
-            )
-
-
-def gradient_record_problems(config: "PPOConfig") -> Iterator[str]:
-    """Yields what keeps a run from recording each episode's share of the gradient."""
-    trainer = config.trainer
-    if trainer.num_ranks > 1:
-        yield (
-            f"agent.record_gradients=true needs one rank, and trainer.nnodes={trainer.nnodes} x "
-            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {trainer.num_ranks}: set both "
-            "to 1, or take it out"
-        )
-    if trainer.train_finished_groups:
-        yield (
-            "agent.record_gradients=true compares each episode with the whole gradient, which "
-            "trainer.train_finished_groups=true has only at the end: take one of the two out"
-        )
-    if not config.agent.records_episodes:
-        yield (
-            "agent.record_gradients=true has nowhere to go with agent.episodes_keep=0: set that "
-            "above 0"
-        )
-
 
 def turn_length_problems(
-    section: str, max_turn_tokens: int | None, config: "PPOConfig"
+    section: str, max_turn_tokens: int | None, response_length: int
 ) -> Iterator[str]:
     """Yields that a turn, as `section` limits it, may be longer than all turns together."""
-    response_length = config.data.max_response_length
     if max_turn_tokens is not None and max_turn_tokens > response_length:
         yield (
             f"{section}.max_turn_tokens={max_turn_tokens} is above "

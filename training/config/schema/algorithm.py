@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from training.config.estimator_needs import BUILT_IN_ESTIMATORS
 from training.config.schema.actor import KLKind
 from training.config.section import (
     Fraction,
@@ -15,9 +14,6 @@ from training.config.section import (
     Section,
     Threshold,
 )
-
-if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
 
 
 class KLControlConfig(Section):
@@ -38,15 +34,6 @@ class FilterGroupsConfig(Section):
     metric: str = "seq_reward"
     #: batches to draw for a step at most; then it makes do with what there is; 0 = no limit
     max_num_gen_batches: NonNegativeInt = 10
-
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what leaves no group that could differ within itself."""
-        n = config.actor_rollout_ref.rollout.n
-        if self.enable and n == 1:
-            yield (
-                "algorithm.filter_groups.enable=true: a group of actor_rollout_ref.rollout.n=1 "
-                "never differs within itself; raise n"
-            )
 
 
 class RolloutCorrectionConfig(Section):
@@ -91,24 +78,6 @@ class RolloutCorrectionConfig(Section):
         )
         return bool(self.rollout_is) and not needs_other_rows
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields which log-probs the correction in force would miss, or leave others without."""
-        in_force = config.with_correction.algorithm.rollout_correction
-        reads_engine = in_force.corrects or in_force.bypass_mode
-        if reads_engine and not config.actor_rollout_ref.rollout.calculate_log_probs:
-            yield (
-                "algorithm.rollout_correction reads the engine's log-probs: set "
-                "actor_rollout_ref.rollout.calculate_log_probs=true"
-            )
-        reads_the_pass = (
-            config.algorithm.use_kl_in_reward or "sum_pi_squared" in config.estimator_needs
-        )
-        if in_force.bypass_mode and reads_the_pass:
-            yield (
-                "algorithm.rollout_correction.bypass_mode makes no pass that use_kl_in_reward or "
-                "the estimator reads"
-            )
-
 
 class PFPPOConfig(Section):
     """How often a response is trained on, by its score (policy filtration)."""
@@ -149,14 +118,8 @@ class AlgorithmConfig(Section):
     #: settings of an estimator of your own
     custom_kwargs: dict[str, Any] = field(default_factory=dict)
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yields what the estimator lacks; resources/algorithms.py looks whether there is one."""
-        policy = config.actor_rollout_ref
-        if "values" in config.estimator_needs and not config.need_values:
-            yield (
-                f"algorithm.adv_estimator={self.adv_estimator} reads a critic's values: set "
-                "critic.enable=true, or null"
-            )
         if self.adv_estimator == "gdpo" and not self.gdpo_reward_keys:
             yield (
                 "algorithm.adv_estimator=gdpo needs algorithm.gdpo_reward_keys: numbers that the "
@@ -167,40 +130,3 @@ class AlgorithmConfig(Section):
                 "algorithm.gdpo_reward_weights must be as many as algorithm.gdpo_reward_keys, or "
                 "empty"
             )
-        has_teacher = policy.ref.model.path or self.distillation_task
-        if self.adv_estimator == "on_policy_distillation" and not has_teacher:
-            yield (
-                "algorithm.adv_estimator=on_policy_distillation needs a teacher, "
-                "actor_rollout_ref.ref.model.path, or with distillation_task the policy as it "
-                "began"
-            )
-        yield from self._group_problems(policy.rollout.n)
-
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields that an estimator which compares the members of a group has nothing to compare."""
-        # What one of a user's own does with groups is not known.
-        is_built_in = self.adv_estimator in BUILT_IN_ESTIMATORS
-        compares_members = is_built_in and "index" in config.estimator_needs
-        if compares_members and config.actor_rollout_ref.rollout.n == 1:
-            yield (
-                f"algorithm.adv_estimator={self.adv_estimator} compares the responses of a group, "
-                "but actor_rollout_ref.rollout.n=1: each keeps its raw score"
-            )
-
-    def _group_problems(self, n: int) -> Iterator[str]:
-        """Yields what an estimator that compares the members of a group lacks in one of size n."""
-        estimators = {"algorithm.adv_estimator": self.adv_estimator}
-        if self.adv_estimator == "on_policy_distillation" and self.distillation_task:
-            estimators["algorithm.distillation_task"] = self.distillation_task
-        for key, name in estimators.items():
-            if name == "grpo_passk" and n == 1:
-                yield (
-                    f"{key}=grpo_passk compares the two best of a group, and a group of "
-                    "actor_rollout_ref.rollout.n=1 has no second: set n above 1"
-                )
-            if name == "maxrl" and self.use_kl_in_reward:
-                yield (
-                    f"{key}=maxrl divides by a group's mean reward, and with "
-                    "algorithm.use_kl_in_reward=true that of wrong answers is their KL alone: set "
-                    "it to false, and actor_rollout_ref.actor.use_kl_loss=true instead"
-                )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from training.config.schema.common import CustomClassConfig
 from training.config.section import (
@@ -12,9 +12,6 @@ from training.config.section import (
     PositiveOrMinusOne,
     Section,
 )
-
-if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
 
 
 class SamplerConfig(Section):
@@ -63,7 +60,7 @@ class DataConfig(Section):
         """Returns the tokens of the longest row: a prompt and its response."""
         return self.max_prompt_length + self.max_response_length
 
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yields which settings nothing reads."""
         dataset = self.custom_cls
         if dataset.name is not None and dataset.path is None:
@@ -73,9 +70,4 @@ class DataConfig(Section):
             yield (
                 f"data.sampler.class_name={sampler.class_name} has no effect without "
                 "data.sampler.class_path"
-            )
-        if self.return_raw_chat and config.environments:
-            yield (
-                "data.return_raw_chat=true has no effect with an environment: agent.episodes_dir "
-                "keeps conversations"
             )

@@ -3,13 +3,10 @@
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.config.schema.common import Dtype
 from training.config.section import InputPath, NonNegativeInt, PositiveInt, Section
-
-if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
 
 
 class CriticModelConfig(Section):
@@ -50,9 +47,8 @@ class ModelConfig(CriticModelConfig):
     #: layers that have one, by name; all-linear = all but the head
     target_modules: tuple[str, ...] = ("all-linear",)
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yields what keeps the policy from being trained."""
-        actor = config.actor_rollout_ref.actor
         if self.path is None:
             yield (
                 "actor_rollout_ref.model.path is missing: give a model folder or a hub name "
@@ -63,6 +59,3 @@ class ModelConfig(CriticModelConfig):
                 f"actor_rollout_ref.model.lora_rank={self.lora_rank}: LoRA needs peft; "
                 '`pip install "peft>=0.17,<1"`, or use 0'
             )
-        yield from self.training_problems(
-            "actor_rollout_ref.model", actor.ulysses_sequence_parallel_size
-        )

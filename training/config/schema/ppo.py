@@ -242,7 +242,7 @@ class CoreConfig(Section):
             ),
         )
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yields what is wrong with `env_template`; the sections have problems of their own."""
         if self.env_template and self.agent.environment.is_set:
             yield "env_template and agent.environment both name environments: give one of them"
@@ -254,7 +254,7 @@ class CoreConfig(Section):
                 )
         for number, entry in enumerate(self.env_template):
             yield from turn_length_problems(
-                f"env_template[{number}]", entry.max_turn_tokens, config
+                f"env_template[{number}]", entry.max_turn_tokens, self.data.max_response_length
             )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.config.schema.common import Dtype
 from training.config.section import (
@@ -12,9 +12,6 @@ from training.config.section import (
     PositiveInt,
     Section,
 )
-
-if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
 
 
 class ScoringModelConfig(Section):
@@ -39,15 +36,6 @@ class OverlongBufferConfig(Section):
     penalty_factor: NonNegativeFloat = 1.0  #: reward that is taken at the full length
     log: bool = False  #: give overlong and overlong_reward as further values
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what leaves the penalty no tokens to rise in."""
-        longest = config.data.max_response_length
-        if self.enable and not 0 < self.len <= longest:
-            yield (
-                f"reward_model.overlong_buffer.len={self.len} must be 1 to "
-                f"data.max_response_length tokens, {longest}"
-            )
-
 
 class RewardModelConfig(Section):
     """Who turns a response into a reward."""
@@ -65,20 +53,12 @@ class RewardModelConfig(Section):
     reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: passed to the reward manager
     launch_reward_fn_async: bool = False  #: score while old log-probs and values are computed
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yields what a reward model lacks."""
-        if not self.enable:
-            return
-        if self.model.path is None:
+        if self.enable and self.model.path is None:
             yield (
                 "reward_model.enable=true needs reward_model.model.path: a sequence "
                 "classification model with one output"
-            )
-        has_chats = config.data.return_raw_chat and not config.environments
-        if self.model.input_tokenizer and not has_chats:
-            yield (
-                "reward_model.model.input_tokenizer tells prompts anew: it needs "
-                "data.return_raw_chat=true and prompts"
             )
 
 
@@ -93,7 +73,7 @@ class CustomRewardFunctionConfig(Section):
     #: further keyword arguments for it
     reward_kwargs: dict[str, Any] = field(default_factory=dict)
 
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yields that a function is named without its file."""
         if self.path is None and self.name != CustomRewardFunctionConfig().name:
             yield (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.config.schema.common import Dtype
 from training.config.section import (
@@ -12,9 +12,6 @@ from training.config.section import (
     PositiveOrMinusOne,
     Section,
 )
-
-if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
 
 
 class ValKwargs(Section):
@@ -26,14 +23,8 @@ class ValKwargs(Section):
     top_k: PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all
     top_p: PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what keeps validation from sampling, or makes it answer alike several times."""
-        # Environments may differ from one episode to the next, which greedy answers can measure.
-        if self.n > 1 and not self.do_sample and not config.environments:
-            yield (
-                f"actor_rollout_ref.rollout.val_kwargs.n={self.n} with do_sample=false repeats one "
-                "greedy answer: set do_sample=true or n=1"
-            )
+    def problems(self) -> Iterator[str]:
+        """Yields what keeps validation from sampling."""
         if self.do_sample and self.temperature == 0:
             yield (
                 "actor_rollout_ref.rollout.val_kwargs.do_sample=true needs "
@@ -84,32 +75,12 @@ class RolloutConfig(Section):
     #: per engine, passed on: engine_kwargs.vllm.KEY=VALUE
     engine_kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what no engine could do; what one engine refuses, its class tells."""
-        key = "actor_rollout_ref.rollout"
-        row_length = config.data.row_length
-        response_length = config.data.max_response_length
-        ranks_per_node = config.trainer.n_gpus_per_node
+    def problems(self) -> Iterator[str]:
+        """Yields that nothing would be sampled."""
         if self.temperature == 0:
-            yield f"{key}.temperature=0.0: training samples; set it above 0"
-        if config.max_model_len < row_length:
-            yield (
-                f"{key}.max_model_len={config.max_model_len} is shorter than "
-                f"data.max_prompt_length + data.max_response_length = {row_length}"
-            )
-        if self.response_length not in (None, response_length):
-            yield (
-                f"{key}.response_length={self.response_length} contradicts "
-                f"data.max_response_length={response_length}: leave the first null"
-            )
-        if ranks_per_node % self.tensor_model_parallel_size:
-            yield (
-                f"{key}.tensor_model_parallel_size={self.tensor_model_parallel_size} does not "
-                f"divide trainer.n_gpus_per_node={ranks_per_node}: an engine's ranks share a "
-                "machine"
-            )
+            yield "actor_rollout_ref.rollout.temperature=0.0: training samples; set it above 0"
 
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yields which settings are for other engines."""
         for engine, kwargs in self.engine_kwargs.items():
             if kwargs and engine != self.name:

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from training.config.estimator_needs import ESTIMATORS_WITHIN_GROUPS, LOSSES_SUMMED_OVER_TOKENS
 from training.config.section import (
     InputPath,
     NonNegativeInt,
@@ -14,9 +13,6 @@ from training.config.section import (
     PositiveOrMinusOne,
     Section,
 )
-
-if TYPE_CHECKING:
-    from training.config.schema.ppo import PPOConfig
 
 
 class TrainerConfig(Section):
@@ -115,23 +111,12 @@ class TrainerConfig(Section):
         """Returns the folder of checkpoints, metrics and the saved config."""
         return self.default_local_dir or f"checkpoints/{self.project_name}/{self.experiment_name}"
 
-    def problems(self, config: "PPOConfig") -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yields what keeps the run from starting, or from going on as it should."""
         if self.resume_mode == "resume_path" and self.resume_from_path is None:
             yield (
                 "trainer.resume_mode=resume_path needs trainer.resume_from_path: a global_step_N "
                 "folder"
-            )
-        if self.critic_warmup > 0 and not config.need_critic:
-            yield (
-                f"trainer.critic_warmup={self.critic_warmup}: there is no critic to warm up; set "
-                "it to 0, or critic.enable=true and no critic.share_backbone"
-            )
-        last_step = self.total_training_steps
-        if config.need_critic and last_step is not None and last_step <= self.critic_warmup:
-            yield (
-                f"trainer.critic_warmup={self.critic_warmup} leaves no step to the actor: "
-                f"trainer.total_training_steps={last_step}; lower the first or raise the second"
             )
         if self.async_level > 0 and not self.rollout_n_gpus:
             yield (
@@ -139,11 +124,13 @@ class TrainerConfig(Section):
                 "runs, which needs engines with ranks of their own: set trainer.rollout_n_gpus, "
                 "or trainer.async_level=0"
             )
-        yield from self._rank_problems(config)
-        if self.train_finished_groups:
-            yield from self._finished_groups_problems(config)
+        if self.launcher == "local" and self.all_ranks > 1:
+            yield (
+                f"trainer.nnodes={self.nnodes} x trainer.n_gpus_per_node={self.n_gpus_per_node}: "
+                "trainer.launcher=local has one rank; use trainer.launcher=ray"
+            )
 
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yields what has no effect: a checkpoint only named, groups that are waited for."""
         if self.train_finished_groups and self.deterministic:
             yield (
@@ -155,80 +142,6 @@ class TrainerConfig(Section):
             yield (
                 f"trainer.resume_from_path={self.resume_from_path} has no effect with "
                 f"trainer.resume_mode={self.resume_mode}: set it to resume_path"
-            )
-
-    def _rank_problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Requires that the launcher can start the ranks, and that those of engines fill nodes."""
-        ranks_per_engine = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-        if self.launcher == "local" and self.all_ranks > 1:
-            yield (
-                f"trainer.nnodes={self.nnodes} x trainer.n_gpus_per_node={self.n_gpus_per_node}: "
-                "trainer.launcher=local has one rank; use trainer.launcher=ray"
-            )
-        if self.use_ray and self.nnodes > 1 and not config.ray_kwargs.joins_a_cluster:
-            yield (
-                f"trainer.nnodes={self.nnodes} needs ray_kwargs.ray_init.address: run `ray start "
-                "--head` on the first machine, `ray start --address=HOST:6379` on the others, and "
-                "set ray_kwargs.ray_init.address=auto; for ranks on this machine alone set "
-                "trainer.n_gpus_per_node"
-            )
-        if self.rollout_n_gpus:
-            ranks_on_a_node = min(self.rollout_n_gpus, self.n_gpus_per_node)
-            fills_engines = self.rollout_n_gpus % ranks_per_engine == 0
-            fills_nodes = self.rollout_n_gpus % ranks_on_a_node == 0
-            if not (fills_engines and fills_nodes):
-                yield (
-                    f"trainer.rollout_n_gpus={self.rollout_n_gpus} must be a multiple of "
-                    "actor_rollout_ref.rollout.tensor_model_parallel_size="
-                    f"{ranks_per_engine}, and at most "
-                    f"trainer.n_gpus_per_node={self.n_gpus_per_node} or a multiple of it: whole "
-                    "nodes"
-                )
-
-    def _finished_groups_problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Requires, to train on groups one by one, that no number but the last is of the batch."""
-        algorithm = config.algorithm
-        actor = config.actor_rollout_ref.actor
-        correction = config.with_correction.algorithm.rollout_correction
-        correction_key = "algorithm.rollout_correction"
-        must_be_off = {
-            f"{correction_key}.rollout_is": correction.rollout_is,
-            f"{correction_key}.rollout_rs": correction.rollout_rs,
-            f"{correction_key}.rollout_token_veto_threshold": (
-                correction.rollout_token_veto_threshold
-            ),
-            f"{correction_key}.bypass_mode": correction.bypass_mode,
-            "algorithm.use_kl_in_reward": algorithm.use_kl_in_reward,
-            "algorithm.use_pf_ppo": algorithm.use_pf_ppo,
-            "algorithm.filter_groups.enable": algorithm.filter_groups.enable,
-            "agent.observation_loss_coef": config.agent.observation_loss_coef,
-            "critic.enable": config.critic.enable,
-            "trainer.async_level": self.async_level,
-            "actor_rollout_ref.actor.fsdp_config.param_offload": actor.fsdp_config.param_offload,
-        }
-        contradictions = {key: value for key, value in must_be_off.items() if value}
-        if algorithm.adv_estimator not in ESTIMATORS_WITHIN_GROUPS:
-            contradictions["algorithm.adv_estimator"] = algorithm.adv_estimator
-        if config.loss_mode not in LOSSES_SUMMED_OVER_TOKENS:
-            loss_key = "actor_rollout_ref.actor.policy_loss.loss_mode"
-            contradictions[loss_key] = actor.policy_loss.loss_mode
-        if actor.ppo_epochs > 1:
-            contradictions["actor_rollout_ref.actor.ppo_epochs"] = actor.ppo_epochs
-        if actor.ppo_mini_batch_size not in (None, config.prompts_per_step):
-            batch_key = "actor_rollout_ref.actor.ppo_mini_batch_size"
-            contradictions[batch_key] = actor.ppo_mini_batch_size
-
-        if contradictions:
-            settings = ", ".join(f"{key}={value}" for key, value in contradictions.items())
-            yield (
-                "trainer.train_finished_groups=true makes a step's one update group by group, "
-                f"which {settings} cannot do. It needs actor_rollout_ref.actor.ppo_epochs=1 and "
-                "ppo_mini_batch_size=null, algorithm.adv_estimator one of "
-                f"{', '.join(ESTIMATORS_WITHIN_GROUPS)}, policy_loss.loss_mode one of "
-                f"{', '.join(LOSSES_SUMMED_OVER_TOKENS)}, trainer.async_level=0, and does without "
-                "a critic, algorithm.use_kl_in_reward, use_pf_ppo, filter_groups, "
-                "rollout_correction (rollout_is=off), agent.observation_loss_coef and "
-                "param_offload"
             )
 
 
@@ -250,10 +163,7 @@ class RayKwargs(Section):
         """Returns whether the run joins a cluster that runs, instead of starting Ray here."""
         return self.ray_init.get("address") not in (None, "local")
 
-    def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields that Ray is set up and not used."""
-        if _says_something(self.ray_init) and not config.trainer.use_ray:
-            yield (
-                "ray_kwargs.ray_init has no effect: the one rank runs in this process, without "
-                "Ray; set trainer.launcher=ray where it is to run in the cluster"
-            )
+    @property
+    def says_something(self) -> bool:
+        """Returns whether an argument of ray.init is given."""
+        return _says_something(self.ray_init)
