@@ -177,7 +177,7 @@ def sections_of(section: Any) -> list[type]:
 
 def test_every_config_field_has_a_reader() -> None:
     """Counts a field, or a property that derives from fields, as read by `something.name`."""
-    folders = ("data", "training", "workers", "custom", "examples")
+    folders = ("data", "training", "workers", "custom", "features", "examples")
     files = [
         PROJECT / "main.py",
         *(file for folder in folders for file in (PROJECT / folder).rglob("*.py")),
