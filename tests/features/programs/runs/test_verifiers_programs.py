@@ -446,7 +446,10 @@ def test_what_verifiers_refuses_is_told_before_a_model_is_loaded(
     ("settings", "sentence"),
     [
         (("programs.verifiers.python=/nowhere/python",), "there is no such program"),
-        ((f"programs.verifiers.python={sys.executable}",), "has no verifiers; `make verifiers-env`"),
+        (
+            (f"programs.verifiers.python={sys.executable}",),
+            "has no verifiers; `make verifiers-env`",
+        ),
         (("agent.environment.kwargs={env: 3}",), "kwargs.env=3 must be a mapping"),
         (("agent.environment.kwargs={env: {taskset: {}}}",), "a taskset's settings stand in"),
         (("programs.reward=exit_code",), "verifiers says itself"),
