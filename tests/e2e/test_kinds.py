@@ -74,7 +74,7 @@ def test_a_kinds_own_checks_and_trial_keep_a_run_from_beginning(
     word_feature: None, tiny_game: Path, tmp_path: Path
 ) -> None:
     game = ("agent.environment.path=null", "agent.environment.name=word:zy")
-    with pytest.raises(ConfigError, match="agent.environment.name=word:zy: give one letter"):
+    with pytest.raises(ConfigError, match=r"agent\.environment\.name=word:zy: give one letter"):
         game_config(tiny_game, tmp_path, *game)
     tokenizer = AutoTokenizer.from_pretrained(tiny_game / "model")
     trainer = AgentTrainer(game_config(tiny_game, tmp_path), tokenizer, specs=[WordSpec("")])

@@ -149,7 +149,7 @@ def by_kind(specs: Sequence[EpisodeSpec]) -> Iterator[tuple[EpisodeKind, list[in
 
 def players(specs: Sequence[EpisodeSpec]) -> dict[int, Player]:
     """Returns who plays those specs whose kinds have a player of their own, by their numbers."""
-    found = {}
+    found: dict[int, Player] = {}
     for kind, numbers in by_kind(specs):
         if kind.player is not None:
             make_player = kind.load(kind.player)
