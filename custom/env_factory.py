@@ -49,7 +49,8 @@ LIBRARIES = {
         "'websockets>=15'", "OpenEnvEnvironment", own_process=False, module="websockets"
     ),
     "verifiers": Library(
-        "'verifiers>=0.4,<0.5'; it excludes vLLM's packages: with them set programs.verifiers.python",
+        "'verifiers>=0.4,<0.5'; it excludes vLLM's packages: with them set "
+        "programs.verifiers.python",
         "VerifiersEnvironment",
         network=True,
         # What older versions lack.

@@ -15,7 +15,7 @@ from features.judges.model import Model, Question
 from features.judges.model_settings import ModelSettings
 
 
-class NamedModel:
+class ModelByName:
     """Stands for a model by its name, from a file's first line on; it is looked up when asked."""
 
     def __init__(self, name: str) -> None:
@@ -77,18 +77,18 @@ class InstalledModels:
         return model
 
 
-class Models(Mapping[str, NamedModel]):
+class Models(Mapping[str, ModelByName]):
     """Gives the models of `judges.models` by name: `models["judge"]`.
 
     A file may take one where it is loaded, before the run has read its config: that there is none
     of that name is then told when it is asked.
     """
 
-    def __getitem__(self, name: str) -> NamedModel:
+    def __getitem__(self, name: str) -> ModelByName:
         if INSTALLED.names() and name not in INSTALLED.names():
             # Says which there are.
             INSTALLED.model(name)
-        return NamedModel(name)
+        return ModelByName(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(INSTALLED.names())

@@ -37,7 +37,7 @@ from features.programs.exchange import (
 from features.programs.protocols import ProtocolError
 from features.programs.protocols.protocol import tool_call
 from features.programs.recall import Recall
-from features.programs.report import Report
+from features.programs.report import ProgramReport
 from features.programs.spec import ProgramSpec
 from workers.environments.clock import SHORT_S
 
@@ -362,7 +362,7 @@ class Attempt:
                 pending.answered.set_exception(error)
                 pending.answered.exception()
 
-    def tell_exit(self, *, report: Report, crash: str, record: Json) -> None:
+    def tell_exit(self, *, report: ProgramReport, crash: str, record: Json) -> None:
         """Tells that the program has ended.
 
         Args:

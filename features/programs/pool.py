@@ -36,7 +36,7 @@ from features.programs.jobs import HomesMaker, Jobs
 from features.programs.launcher import CannotStart, Launcher, Program
 from features.programs.preload import MARK
 from features.programs.recall import Recall
-from features.programs.report import NOTHING, NoReward, Report, report_of_output
+from features.programs.report import NOTHING, NoReward, ProgramReport, report_of_output
 from features.programs.rewards import RewardSpec
 from features.programs.server import ProgramServer
 from features.programs.spec import ProgramSpec
@@ -267,7 +267,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     async def _wait_for_the_end(self, attempt: Attempt) -> None:
         """Waits until somebody says that an episode has ended, which nothing was started for."""
         reward = await attempt.left
-        attempt.tell_exit(report=Report(reward=reward), crash="", record={})
+        attempt.tell_exit(report=ProgramReport(reward=reward), crash="", record={})
 
     async def _run_command(self, attempt: Attempt) -> None:
         program = await self._start(attempt)
@@ -290,7 +290,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         base_url = f"{self._server.url(attempt.token)}/v1"
         reply = await jobs.run(attempt.key, attempt.task, attempt.seed, base_url, attempt.token)
         add_counts(attempt.usage, reply.usage)
-        attempt.tell_exit(report=Report(reward=reply.reward), crash=reply.error, record={})
+        attempt.tell_exit(report=ProgramReport(reward=reply.reward), crash=reply.error, record={})
 
     async def _start(self, attempt: Attempt) -> Program:
         spec = attempt.spec
@@ -348,13 +348,13 @@ def asked_of_models(attempt: Attempt) -> Counts:
     return usage
 
 
-def outcome(attempt: Attempt, program: Program) -> tuple[Report, str]:
+def outcome(attempt: Attempt, program: Program) -> tuple[ProgramReport, str]:
     """Returns what an ended program earned, and why its end is a failure; "": it is none."""
     code = program.exit_code or 0
     if code < 0:
         return NOTHING, f"the program was ended by signal {-code}{shown_errors(program)}"
     if attempt.spec.reward == "exit_code":
-        return Report(reward=float(code == 0)), ""
+        return ProgramReport(reward=float(code == 0)), ""
     if code:
         return NOTHING, f"the program ended with exit code {code}{shown_errors(program)}"
     if attempt.spec.reward_path is not None:
