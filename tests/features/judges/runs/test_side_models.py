@@ -146,7 +146,8 @@ def test_rows_without_a_score_are_left_out(tiny_task: Path, tmp_path: Path, mana
             f"custom_reward_function.path={PARTS}", f"custom_reward_function.name={name}",
             f"reward_model.reward_manager={manager}", "data.val_files=null",
             "trainer.total_training_steps=2",
-            *asking(server.url, "judges.models.judge.cache=never", "judges.models.judge.trial=false"),
+            *asking(server.url, "judges.models.judge.cache=never"),
+            "judges.models.judge.trial=false",
         )  # fmt: skip
         _, batches = fit(config)
     first, second = read_steps(tmp_path)
@@ -165,7 +166,8 @@ def test_rows_without_a_score_get_0_where_failures_do(tiny_task: Path, tmp_path:
         config = tiny_config(
             tiny_task, tmp_path, *GRPO, f"custom_reward_function.path={PARTS}",
             "data.val_files=null", "agent.on_failure=zero", "trainer.total_training_steps=1",
-            *asking(server.url, "judges.models.judge.cache=never", "judges.models.judge.trial=false"),
+            *asking(server.url, "judges.models.judge.cache=never"),
+            "judges.models.judge.trial=false",
         )  # fmt: skip
         _, (batch,) = fit(config)
     rows = batch.drop_dummies()
@@ -184,7 +186,8 @@ def test_a_greedy_baseline_without_a_score_leaves_its_group_out(
             tiny_task, tmp_path, "algorithm.adv_estimator=remax",
             f"custom_reward_function.path={PARTS}", "data.val_files=null",
             "trainer.total_training_steps=1", "actor_rollout_ref.actor.ppo_epochs=1",
-            *asking(server.url, "judges.models.judge.cache=never", "judges.models.judge.trial=false"),
+            *asking(server.url, "judges.models.judge.cache=never"),
+            "judges.models.judge.trial=false",
         )  # fmt: skip
         _, (batch,) = fit(config)
     lengths = batch.drop_dummies().batch["response_mask"].sum(1).tolist()
@@ -211,7 +214,8 @@ def test_rows_without_a_score_are_counted_in_validation(tiny_task: Path, tmp_pat
     with model_server(fails(1, 5)) as server:
         config = tiny_config(
             tiny_task, tmp_path, f"custom_reward_function.path={PARTS}", "trainer.val_only=true",
-            *asking(server.url, "judges.models.judge.cache=never", "judges.models.judge.trial=false"),
+            *asking(server.url, "judges.models.judge.cache=never"),
+            "judges.models.judge.trial=false",
         )  # fmt: skip
         trainer = build_trainer(config)
         metrics = trainer.fit()
