@@ -33,7 +33,7 @@ $(READY): $(filter-out requirements-docs.txt requirements-verifiers.txt,$(wildca
 	PYTHON=$(PYTHON) bash scripts/setup_env.sh $(VENV)
 	@touch $(READY)
 
-verifiers-env: $(READY)  ## verifiers' own environment, .venv-verifiers, for agent.verifiers.python
+verifiers-env: $(READY)  ## verifiers' own environment, .venv-verifiers, for programs.verifiers.python
 	PYTHON=$(PY) bash scripts/setup_verifiers.sh $(VENV) $(VERIFIERS_VENV)
 
 quickstart: $(READY)  ## PPO on a small game of several turns, minutes on a CPU; SEED=1 for another run

@@ -14,9 +14,9 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from custom.env import (
     BadEnvironment,
@@ -42,11 +42,18 @@ from custom.env_calls import (
 )
 from custom.env_factory import library_of, make_environment
 from custom.envs.dataset_row import DatasetRowEnvironment
-from custom.tools import ActionParser, MultiTurnManager, Tool, ToolRegistry, get_parser, load_tools
+from custom.model_errors import ModelError
+from custom.side_services import SideService, set_up_services
+from custom.tools import (
+    ActionParser,
+    MultiTurnManager,
+    Tool,
+    ToolRegistry,
+    ToolSource,
+    get_parser,
+    load_tools,
+)
 from data.loading import load_extern_object
-from features.judges import ModelError, ModelSettings, install_models
-from features.mcp.mcp_session import McpServer
-from features.mcp.mcp_tools import add_mcp_tools
 
 RewardFn = Callable[..., float]
 
@@ -248,8 +255,8 @@ class AgentSpec:
         kwargs: what the environment's name, class or function is given.
         agent_path, agent_name: the file and name of an agent class of your own.
         agent_cls: such a class that does not come from a file.
-        tools: their names, or objects, of which each agent gets a copy.
-        mcp_servers: whose tools stand beside those.
+        tools: their names; or objects, of which each agent gets a copy; or further sources of them.
+        mcp_servers: sources of tools, under their older name: they are added to `tools`.
         parser: reads the tools' calls, by name or as an object.
         include_state, system_prompt, max_observation_chars: see Agent.
         prompt_template: an adapter's.
@@ -257,15 +264,15 @@ class AgentSpec:
             reward_fn.
         reward_fn: one that does not come from a file.
         max_turn, max_turn_tokens: limits of its own, in place of the config's.
-        models: what `features.judges.models` has wherever the agent lives; empty: as it is there.
+        services: beside the policy, which are set up wherever the agent lives.
     """
 
     environment: Any
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     agent_path: str | None = None
     agent_name: str = "Agent"
-    tools: tuple[str | Tool, ...] = ()
-    mcp_servers: tuple[McpServer, ...] = ()
+    tools: tuple[str | Tool | ToolSource, ...] = ()
+    mcp_servers: InitVar[tuple[ToolSource, ...]] = ()
     parser: str | ActionParser = "function"
     include_state: bool = True
     system_prompt: str = ""
@@ -278,7 +285,14 @@ class AgentSpec:
     agent_cls: Callable[..., Any] | None = None
     max_turn: int | None = None
     max_turn_tokens: int | None = None
-    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+    services: tuple[SideService, ...] = ()
+
+    # Who plays its episodes; see workers/rollout/kinds.py.
+    kind: ClassVar[str] = "workers.rollout.environment_kind:ENVIRONMENT"
+
+    def __post_init__(self, mcp_servers: tuple[ToolSource, ...]) -> None:
+        if mcp_servers:
+            object.__setattr__(self, "tools", (*self.tools, *mcp_servers))
 
     @property
     def source(self) -> Any:
@@ -298,8 +312,7 @@ class AgentSpec:
 
     def build(self) -> Agent:
         """Makes a new agent with an environment of its own."""
-        if self.models:
-            install_models(self.models)
+        set_up_services(self.services)
         environment = self._make_environment()
         reward_fn = self._load_reward_fn()
         arguments = self._agent_arguments()
@@ -349,10 +362,8 @@ class AgentSpec:
             "max_observation_chars": self.max_observation_chars,
             "system_prompt": self.system_prompt,
         }
-        if self.tools or self.mcp_servers:
+        if self.tools:
             arguments["tools"] = load_tools(self.tools)
-            if self.mcp_servers:
-                add_mcp_tools(arguments["tools"], self.mcp_servers)
             arguments["parser"] = self.parser
             if isinstance(self.parser, str):
                 arguments["parser"] = get_parser(self.parser)

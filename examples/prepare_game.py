@@ -125,7 +125,7 @@ def prepare(config: PPOConfig, games: int = GAMES, steps: int = STEPS) -> Path:
     torch.manual_seed(0)
     [spec, *_] = agent_specs(config)
     if not isinstance(spec, AgentSpec):
-        sys.exit("agent.command is a program, which plays by itself: name a game to prepare for")
+        sys.exit("a program plays by itself: name a game to prepare for")
     agent = spec.build()
     max_turn = spec.max_turn or config.agent.max_turn
     conversations = [play(agent, seed, max_turn) for seed in range(games)]

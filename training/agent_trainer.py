@@ -19,11 +19,10 @@ from custom.agent import AgentSpec
 from custom.env_suite import EnvironmentSuite
 from data.loading import load_extern_object
 from data.protocol import DataProto
-from features.programs.spec import ProgramSpec
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
-from training.config.model_settings import model_settings
+from training.config.side_services import side_services
 from training.environment_trial import try_agents
 from training.episode_batches import add_row_columns, as_tasks, environment_rewards
 from training.ray_trainer import Collate, RayPPOTrainer
@@ -33,9 +32,11 @@ from training.run.data_position import Rows
 from training.run.metrics.episode_metrics import episode_metrics
 from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
+from workers.agent_specs import agent_specs
 from workers.environments.names import environment_name, environment_source
-from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs
+from workers.multi_turn_rollout import SyncMultiTurnRollout
 from workers.rollout.episode_descriptions import describe_episodes
+from workers.rollout.kinds import EpisodeSpec
 
 # Validation shows those episode metrics too whose names begin with one of these.
 VALIDATION_METRICS = (
@@ -67,7 +68,7 @@ class AgentTrainer(RayPPOTrainer):
         resource_pool_manager: ResourcePoolManager | None = None,
         agent_cls: type | None = None,
         *,
-        specs: Sequence[AgentSpec | ProgramSpec] | None = None,
+        specs: Sequence[EpisodeSpec] | None = None,
         **kwargs: Any,
     ) -> None:
         brings_agents = bool(specs or agent_cls)
@@ -75,7 +76,7 @@ class AgentTrainer(RayPPOTrainer):
         config = anchored(config).with_correction
         self.specs = agent_specs(config, agent_cls) if specs is None else list(specs)
         self.specs = [
-            replace(spec, models=model_settings(config)) if isinstance(spec, AgentSpec) else spec
+            replace(spec, services=side_services(config)) if isinstance(spec, AgentSpec) else spec
             for spec in self.specs
         ]
         if not self.specs:
@@ -236,7 +237,7 @@ def validation_endings(episodes: Sequence[EpisodeFacts], names: Sequence[str]) -
     return metrics
 
 
-def make_suite(config: PPOConfig, specs: Sequence[AgentSpec | ProgramSpec]) -> EnvironmentSuite:
+def make_suite(config: PPOConfig, specs: Sequence[EpisodeSpec]) -> EnvironmentSuite:
     """Makes the suite of the config's environments, of `agent.suite`'s class where there is one."""
     names: list[str] = []
     for spec in specs:

@@ -13,13 +13,11 @@ from custom.model_usage import USAGE
 from data.loading import load_extern_object
 from data.prompt_files import read_rows
 from data.rl_dataset import create_dataset
-from features.judges import install_models
-from features.judges.trial import try_models
 from training.agent_trainer import AgentTrainer
 from training.config import DataConfig, ModelConfig, PPOConfig
 from training.config.loader import ConfigError, read_config
-from training.config.model_settings import model_settings
 from training.config.resources.user_code import load_custom_algorithm
+from training.config.side_services import side_services
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction, load_reward_manager
 from training.reward_trial import try_reward
@@ -53,8 +51,9 @@ def build_trainer(
     config = read_config(config, own_data=own_data, own_agents=brings_agents)
     limit_caches()
     keep_heap()
-    install_models(model_settings(config))
-    try_models(config)
+    for service in side_services(config):
+        service.set_up()
+        service.try_out(config)
     if config.custom_algorithm:
         load_custom_algorithm(config.custom_algorithm)
     if tokenizer is None:

@@ -1,8 +1,8 @@
-"""Tries a run's environments before any model is loaded.
+"""Tries who plays before any model is loaded: of each kind of episodes its trial.
 
-Do they start, does the chat template continue their conversations, and does play pay more than not
-playing? Invariant: everything that keeps the run from beginning is reported together, in the list
-of problems of the configuration.
+Do environments start, does the chat template continue their conversations, and does play pay more
+than not playing? Invariant: everything that keeps the run from beginning is reported together, in
+the list of problems of the configuration.
 """
 
 import logging
@@ -14,19 +14,18 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from custom.env import BadEnvironment, Message, Task
+from custom.model_errors import UnknownModel, with_cause_first
 from custom.trial import MAX_TRIAL_S, Trial
 from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import ATTEMPT
-from features.judges.errors import UnknownModel
-from features.judges.trial import with_cause_first
-from features.programs.spec import ProgramSpec
-from features.programs.trial import try_programs
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from workers.agent_pools import open_pool
+from workers.agent_specs import reward_problems
 from workers.environments.names import CannotBuild, environment_name, environment_source
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
-from workers.multi_turn_rollout import open_pool, reward_problems
+from workers.rollout.kinds import EpisodeSpec, by_kind
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +48,11 @@ TOLERANCE = 1e-9
 
 def try_agents(
     config: PPOConfig,
-    specs: Sequence[AgentSpec | ProgramSpec],
+    specs: Sequence[EpisodeSpec],
     tokenizer: PreTrainedTokenizerBase,
     task: Task | None = None,
 ) -> None:
-    """Builds and resets an agent of each environment, and has each play its trial.
+    """Has each kind of episodes try its specs, such as environments that play a trial.
 
     Args:
         task: what resets are given beside a seed.
@@ -69,25 +68,29 @@ def try_agents(
         eos_token_ids=[tokenizer.eos_token_id],
     )
     problems: list[str] = []
-    agents = [spec for spec in specs if isinstance(spec, AgentSpec)]
-    programs = [spec for spec in specs if isinstance(spec, ProgramSpec)]
-    if programs:
-        problems += try_programs(config, programs, tokens, task)
-    if not agents:
-        if problems:
-            raise ConfigError(problems)
-        return
-    with open_pool(config, agents) as pool:
+    for kind, numbers in by_kind(specs):
+        if kind.trial is not None:
+            of_kind = [specs[number] for number in numbers]
+            problems += kind.load(kind.trial)(config, of_kind, tokens, task)
+    if problems:
+        raise ConfigError(problems)
+
+
+def try_environments(
+    config: PPOConfig, specs: Sequence[AgentSpec], tokens: TurnTokens, task: Task | None
+) -> list[str]:
+    """Builds and resets an agent of each environment; returns what keeps a run from beginning."""
+    problems: list[str] = []
+    with open_pool(config, specs) as pool:
         try:
             schemas = pool.tool_schemas
         except CannotBuild as error:
-            raise ConfigError(error.problems) from None
+            return list(error.problems)
         trial = _EnvironmentTrial(config, pool, tokens, task)
         for index, tools in enumerate(schemas):
             tokens.check_template(tools=tools)
-            problems += trial.problems(index, agents, tools)
-    if problems:
-        raise ConfigError(problems)
+            problems += trial.problems(index, specs, tools)
+    return problems
 
 
 @dataclass(frozen=True)

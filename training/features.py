@@ -57,6 +57,10 @@ class Feature:
             and returns the exit code.
         usage: what --help says of them, a line for each.
         kinds: "module:NAME" of the kinds of episodes; see workers/rollout/kinds.py.
+        services: "module:function", (config, may they write files) -> list of `SideService`, which
+            environments, rewards and programs may ask; see custom/side_services.py.
+        tools: "module:function", config -> list of `ToolSource`, whose tools stand beside
+            `agent.tools`; see custom/tools/definition.py.
         starter: "module:function", (config, program, argv) -> exit code where it starts the run in
             processes of its own, or None where the run goes on in this one.
         libraries: "module:NAME" of a table: a name in LIBRARY:ID of an environment -> `Library`;
@@ -81,6 +85,8 @@ class Feature:
     modes: Mapping[str, str] = field(default_factory=dict)
     usage: str = ""
     kinds: tuple[str, ...] = ()
+    services: str | None = None
+    tools: str | None = None
     starter: str | None = None
     libraries: str | None = None
     import_advice: str | None = None

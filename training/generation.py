@@ -19,7 +19,7 @@ from training.batch.episode_rows import EpisodeRows, group_keys
 from training.run.data_position import Rows
 
 if TYPE_CHECKING:
-    from training.ray_trainer import RayPPOTrainer
+    from training.ray_trainer import PPOTrainer
 
 Metrics = dict[str, float]
 
@@ -31,7 +31,7 @@ class StepGenerator:
         trainer: describes prompts or episodes, plays and scores them.
     """
 
-    def __init__(self, trainer: RayPPOTrainer) -> None:
+    def __init__(self, trainer: PPOTrainer) -> None:
         self.trainer = trainer
         self.config = trainer.config
 

@@ -19,13 +19,10 @@ ModeFunction = Callable[[Sequence[str], EndingSignals], int]
 # Takes the config, the program and its words; returns the exit code where it has run them.
 Starter = Callable[[Any, Path, list[str]], int | None]
 
-# It goes to its feature.
-MODES = {"--serve": "features.programs.serve:serve_command"}
-
 
 def modes() -> dict[str, str]:
     """Returns by its option what may be done in place of training, as "module:function"."""
-    found = dict(MODES)
+    found: dict[str, str] = {}
     for feature in features().values():
         found |= feature.modes
     return found

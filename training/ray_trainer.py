@@ -35,6 +35,7 @@ from training.batch.dynamic_sampling import DROPPED
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
+from training.config.side_services import side_names
 from training.episode_batches import (
     as_tasks,
     close_environments,
@@ -93,7 +94,7 @@ Metrics = dict[str, float]
 Collate = Callable[[list[dict[str, Any]]], Rows]
 
 
-class RayPPOTrainer:
+class PPOTrainer:
     """Trains by PPO and its relatives, over worker groups.
 
     Args:
@@ -105,8 +106,7 @@ class RayPPOTrainer:
         processor, device_name: kept for subclasses, not used; for verl's sake.
         reward_fn, val_reward_fn: DataProto -> rewards, see `training.reward.compute_reward`.
         train_dataset, val_dataset: torch Datasets of prompts, as token ids or as text; None: no
-            validation. A subclass that plays agents by itself needs no train_dataset (it plays
-            `agent.agent_length` tasks a step), nor a reward_fn (the environments' rewards).
+            validation.
         collate_fn: list of rows -> dict of tensors and object arrays; None:
             `data.rl_dataset.collate_fn`.
         train_sampler: order of the training rows; None: as `data.shuffle` says.
@@ -142,14 +142,7 @@ class RayPPOTrainer:
         device_name: str | None = None,
         observers: Sequence[Observer] | None = None,
     ) -> None:
-        rollout_of_base = RayPPOTrainer._generate_multi_turn_sequences
-        overrides = type(self)._generate_multi_turn_sequences is not rollout_of_base
-        plays_agents = overrides and train_dataset is None
-        config = read_config(config, own_data=True, own_agents=plays_agents)
-        config = anchored(config).with_correction
-        if plays_agents:
-            train_dataset = range(config.prompts_per_step)
-            reward_fn = reward_fn or environment_rewards
+        config = anchored(read_config(config, own_data=True)).with_correction
         if reward_fn is None or train_dataset is None:
             raise ValueError("RayPPOTrainer needs reward_fn and train_dataset")
         self.config: PPOConfig = config
@@ -177,7 +170,7 @@ class RayPPOTrainer:
         self.resources: ExitStack | None = None
         self.groups: WorkerGroups | None = None
 
-        collator = as_tasks if plays_agents else self._collator(collate_fn or default_collate_fn)
+        collator = self._collator(collate_fn or default_collate_fn)
         self.row_stream = open_row_stream(config, train_dataset, collator, train_sampler)
         self.train_dataloader = self.row_stream.loader
         self.val_dataloader = make_val_dataloader(config, val_dataset, collator)
@@ -429,7 +422,7 @@ class RayPPOTrainer:
         batch.non_tensor_batch |= sample_ids(
             groups, repeat, step=batch.meta_info["global_steps"], validate=validate
         )
-        return described(batch, repeat, first_group, rollout=self.multi_turn_rollout)
+        return batch
 
     def _step_info(self, validate: bool, step: int | None = None) -> dict[str, Any]:
         """Makes the meta_info of a batch of this step, by default the current one."""
@@ -474,8 +467,7 @@ class RayPPOTrainer:
             "training/global_step": self.global_steps,
             "training/epoch": self.position.epoch,
             **compute_step_metrics(batch, timer.seconds, self.config.trainer.all_ranks, textless),
-            **metrics_of_episodes(self.multi_turn_rollout, self.global_steps),
-            **take_model_metrics(self.config.agent.models, batch),
+            **take_model_metrics(side_names(self.config), batch),
         }
 
     def _validates_now(self) -> bool:
@@ -553,3 +545,69 @@ class RayPPOTrainer:
         self.observers.went_to(self.global_steps, self._steps_in_flight())
         self.sync_weights()
         logger.info("resumed from %s", checkpoint)
+
+
+class RayPPOTrainer(PPOTrainer):
+    """The trainer that users extend, as verl's guides do: a subclass may play agents by itself.
+
+    A subclass that overrides `_generate_multi_turn_sequences` needs no train_dataset (it plays
+    `agent.agent_length` tasks a step), nor a reward_fn (the environments' rewards). What its
+    `multi_turn_rollout` plays, a `SyncMultiTurnRollout`, is described to it and measured.
+    """
+
+    plays_by_itself = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "_generate_multi_turn_sequences" in vars(cls):
+            cls.plays_by_itself = True
+
+    def __init__(
+        self,
+        config: PPOConfig | Any,
+        tokenizer: PreTrainedTokenizerBase,
+        role_worker_mapping: Mapping[Role, type] | None = None,
+        resource_pool_manager: ResourcePoolManager | None = None,
+        ray_worker_group_cls: type[LocalWorkerGroup | RayWorkerGroup] | None = None,
+        processor: object = None,
+        reward_fn: RewardFunction | None = None,
+        val_reward_fn: RewardFunction | None = None,
+        train_dataset: Dataset | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.plays_tasks = self.plays_by_itself and train_dataset is None
+        if self.plays_tasks:
+            config = read_config(config, own_data=True, own_agents=True)
+            train_dataset = range(config.prompts_per_step)
+            reward_fn = reward_fn or environment_rewards
+        super().__init__(
+            config,
+            tokenizer,
+            role_worker_mapping,
+            resource_pool_manager,
+            ray_worker_group_cls,
+            processor,
+            reward_fn,
+            val_reward_fn,
+            train_dataset,
+            **kwargs,
+        )
+
+    def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
+        return as_tasks if self.plays_tasks else super()._collator(collate_fn)
+
+    def prompt_batch(
+        self,
+        rows: Rows,
+        repeat: int,
+        first_group: int = 0,
+        validate: bool = False,
+        step: int | None = None,
+    ) -> DataProto:
+        """Makes `repeat` rows of each collated row: prompts, or what a rollout is to play."""
+        prompts = super().prompt_batch(rows, repeat, first_group, validate, step)
+        return described(prompts, repeat, first_group, rollout=self.multi_turn_rollout)
+
+    def _step_metrics(self, batch: DataProto, timer: StepTimer) -> Metrics:
+        episodes = metrics_of_episodes(self.multi_turn_rollout, self.global_steps)
+        return super()._step_metrics(batch, timer) | episodes

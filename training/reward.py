@@ -24,11 +24,10 @@ from custom.reward_manager import NaiveRewardManager, get_reward_manager_cls
 from data.loading import load_extern_object
 from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.protocol import DataProto
-from features.judges import install_models
 from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
-from training.config.model_settings import model_settings
 from training.config.resources.rewards import registers_manager_alone
+from training.config.side_services import side_services
 
 RewardFunction = Callable[..., Any]
 RewardInfos = dict[str, list[Any]]
@@ -56,7 +55,8 @@ def load_reward_manager(
     `kwargs` go to the manager beside reward_model.reward_kwargs and win over them.
     """
     settings = config.reward_model
-    install_models(model_settings(config))
+    for service in side_services(config):
+        service.set_up()
     # First, as its file may register the manager.
     compute_score = get_custom_reward_fn(config)
     manager_class = get_reward_manager_cls(settings.reward_manager)

@@ -26,6 +26,7 @@ from training.batch.episode_rows import EpisodeRows, observation_mask
 from training.batch.policy_filtration import compute_pf_ppo_reweight_data
 from training.batch.rank_layout import arrange
 from training.config import PPOConfig
+from training.config.side_services import side_names
 from training.core_algos import get_kl_controller
 from training.core_algos.masked_ops import masked_mean
 from training.reward import RewardFunction, RewardInfos, compute_reward, compute_reward_async
@@ -123,7 +124,7 @@ class StepPhases:
         """
         if UNSCORED in infos:
             self._leave_out_unscored(batch, scores, infos[UNSCORED])
-        elif self.config.agent.models:
+        elif side_names(self.config):
             self.unscored.count(tried=len(batch), failed=0)
         if self.config.algorithm.rollout_correction.corrects:
             # Tokens that were left out since the batch was scored must not take their scores along.

@@ -9,6 +9,7 @@ import numpy as np
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
+from training.config.side_services import side_names
 from training.run.dumps import dump, readable_rows
 from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.validation_metrics import (
@@ -70,7 +71,7 @@ def validate(trainer: Any) -> dict[str, float]:
     if trainer.val_dataloader is None:
         return {}
     metrics = play_validation(trainer).metrics(trainer.seed)
-    asked = take_model_metrics(trainer.config.agent.models)
+    asked = take_model_metrics(side_names(trainer.config))
     return metrics | {f"val-aux/{name}": value for name, value in asked.items()}
 
 

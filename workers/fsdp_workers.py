@@ -20,6 +20,7 @@ from torch import Tensor
 from custom.agent import AgentSpec
 from data.protocol import DataProto
 from training.config import ActorRolloutRefConfig, BatchPlan, FSDPConfig, PPOConfig
+from workers.agent_rollout import AgentRollout
 from workers.critic_worker import CriticWorker as CriticWorker
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
@@ -34,7 +35,6 @@ from workers.model.packing_check import check_forward
 from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.model.probe_set import ReadProbes, SyncProbes
 from workers.model.probes_of_run import open_read_probes, open_sync_probes
-from workers.multi_turn_rollout import AgentRollout
 from workers.ranks import memory, offload, process_groups, sharding, worker_process
 from workers.ranks.dispatch import Dispatch, register
 from workers.reward_model_worker import RewardModelWorker as RewardModelWorker

@@ -4,10 +4,10 @@ from typing import Any
 
 from custom.env import BadRewardFunction, RewardFunctionRaised
 from custom.env_calls import raised
+from custom.model_errors import ModelError
 from custom.reward_managers.naive import NaiveRewardManager, Sample
 from custom.reward_managers.registry import register_reward_manager
 from custom.reward_managers.unscored import Unscored
-from features.judges import ModelError
 
 
 @register_reward_manager("batch")

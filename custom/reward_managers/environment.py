@@ -13,12 +13,12 @@ from custom.agent import reward_of
 from custom.env import Observation, StepResult, Trajectory
 from custom.env_calls import check_reward, reset_environment, step_environment
 from custom.env_factory import make_environment
+from custom.model_errors import ModelError
 from custom.reward_managers.decoding import decode_prompt, decode_sampled, mask_of_responses
 from custom.reward_managers.registry import register_reward_manager
 from custom.reward_managers.unscored import UNSCORED, Unscored, warn_of_unscored
 from data.outcome_rewards import place_outcome_rewards
 from data.protocol import DataProto
-from features.judges import ModelError
 
 # So much of a response is shown in an error message.
 MAX_SHOWN_CHARS = 200

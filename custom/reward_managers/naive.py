@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.env import BadRewardFunction, RewardFunctionRaised
 from custom.env_calls import located, raised, shown
+from custom.model_errors import ModelError
 from custom.reward_managers.decoding import decode_prompt, decode_sampled, mask_of_responses
 from custom.reward_managers.registry import register_reward_manager
 from custom.reward_managers.unscored import UNSCORED, Unscored, warn_of_unscored
@@ -30,7 +31,6 @@ from custom.reward_score import default_compute_score
 from data.outcome_rewards import place_outcome_rewards
 from data.protocol import DataProto
 from data.watchdog import beat
-from features.judges import ModelError
 
 # So much of a response is shown in an error message.
 MAX_SHOWN_CHARS = 200

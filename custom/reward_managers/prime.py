@@ -21,8 +21,8 @@ from custom.model_usage import USAGE
 from custom.reward_managers.naive import NaiveRewardManager, Sample
 from custom.reward_managers.prime_process import Scored, begin_process, score_from_file
 from custom.reward_managers.registry import register_reward_manager
+from custom.side_services import installed_services
 from data.watchdog import beat
-from features.judges import installed_models
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class PrimeRewardManager(NaiveRewardManager):
             # Fresh processes: a fork of this one would have its models' threads half.
             context=get_context("spawn"),
             initializer=begin_process,
-            initargs=(installed_models(),),
+            initargs=(installed_services(),),
         )
         # Starts the processes. Linux ends them with the thread that started them: let that be this
         # thread, and not one that scores a batch beside the passes and then ends.

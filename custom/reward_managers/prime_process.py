@@ -5,14 +5,15 @@ Invariant: nothing here imports torch, as each of the processes would.
 
 import pickle
 import traceback
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from custom.confine import die_with_parent
+from custom.model_errors import ModelError
 from custom.model_usage import USAGE, Counts
 from custom.reward_managers.unscored import Unscored
+from custom.side_services import SideService, set_up_services
 from data.loading import load_extern_object
-from features.judges import ModelError, ModelSettings, install_models
 
 
 class Scored(NamedTuple):
@@ -29,10 +30,10 @@ class Scored(NamedTuple):
     usage: Counts
 
 
-def begin_process(models: Mapping[str, ModelSettings]) -> None:
-    """Begins a process that scores rows: it ends with its parent, and may ask these models."""
+def begin_process(services: Sequence[SideService]) -> None:
+    """Begins a process that scores rows: it ends with its parent, and may ask these services."""
     die_with_parent()
-    install_models(models)
+    set_up_services(services)
 
 
 def score_from_file(path: str, name: str, arguments: dict[str, Any]) -> Scored:

@@ -7,7 +7,6 @@
     calls, execution   a call, its record; arguments checked and a tool's code run
     registry, turns    single calls, and whole turns of them
     loading            from the names in `agent.tools` to a registry
-    mcp_tools          tools of MCP servers (mcp_session: a connection to one)
     verl_tools         tools written for verl (verl_schemas: the models of their schemas)
 
 Invariant: whatever a model writes and a tool does, the episode goes on with an observation; only
@@ -15,7 +14,7 @@ the environment's own failures are raised.
 """
 
 from custom.tools.calls import UNKNOWN, CallRecord, ToolCall
-from custom.tools.definition import Tool, ToolDefinition, ToolError
+from custom.tools.definition import Tool, ToolDefinition, ToolError, ToolSource
 from custom.tools.environment_step import EnvironmentStepTool
 from custom.tools.loading import BUILTIN_TOOLS, load_tools
 from custom.tools.parsers import (
@@ -49,6 +48,7 @@ __all__ = [
     "ToolError",
     "ToolRegistry",
     "ToolResponse",
+    "ToolSource",
     "ToolTurn",
     "get_parser",
     "initialize_tools_from_config",

@@ -6,13 +6,24 @@ or raises.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from custom.env import Task
 
 
 class ToolError(Exception):
     """Fails a call with exactly this text; raised by a tool."""
+
+
+@runtime_checkable
+class ToolSource(Protocol):
+    """Says by name what makes tools that are not known before an agent is built.
+
+    Attributes:
+        added_by: "module:function", (registry, the agent's sources of this kind) -> None.
+    """
+
+    added_by: ClassVar[str]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from custom.tools.definition import Tool
+from custom.tools.definition import Tool, ToolSource
 from custom.tools.registry import ToolRegistry
 from custom.tools.verl_tools import read_tool_config
 from data.loading import load_object
@@ -20,19 +20,23 @@ BUILTIN_TOOLS = {
 }
 
 
-def load_tools(sources: Iterable[str | Tool]) -> ToolRegistry:
+def load_tools(sources: Iterable[str | Tool | ToolSource]) -> ToolRegistry:
     """Makes a registry of new tools, one or several from each source.
 
     Args:
         sources: "calculator", "python", "environment_step", "/path/file.py:name" or "module:name",
             whose object is a Tool class, a function that returns a Tool or several, or a Tool; or
             a .yaml or .json of verl's form (verl_tools.py); or a Tool itself, of which the registry
-            gets a copy.
+            gets a copy; or a ToolSource, whose tools come after all others.
     Raises:
         ValueError: a source is unknown, or what it names is no tool.
     """
     registry = ToolRegistry()
+    later: dict[str, list[ToolSource]] = {}
     for source in sources:
+        if isinstance(source, ToolSource):
+            later.setdefault(source.added_by, []).append(source)
+            continue
         for tool in _make_tools(source):
             if not isinstance(tool, Tool):
                 raise ValueError(
@@ -40,6 +44,8 @@ def load_tools(sources: Iterable[str | Tool]) -> ToolRegistry:
                     "allowed: a Tool, or what makes one"
                 )
             registry.register(tool)
+    for place, of_kind in later.items():
+        load_object(place, "agent.tools:")(registry, of_kind)
     return registry
 
 

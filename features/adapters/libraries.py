@@ -33,7 +33,7 @@ LIBRARIES = {
     "verifiers": Library(
         package=(
             "'verifiers>=0.4,<0.5'; it excludes vLLM's packages: with them set "
-            "agent.verifiers.python"
+            "programs.verifiers.python"
         ),
         adapter="features.adapters.verifiers:VerifiersEnvironment",
         network=True,

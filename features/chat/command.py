@@ -44,9 +44,10 @@ from training.run.model_source import local_model, tokenizer_folder
 from training.run.named_model import CannotUse
 from training.run.recorded_config import record_config
 from training.run.signals import EndingSignals
+from workers.agent_rollout import AgentRollout
+from workers.agent_specs import agent_specs
 from workers.environments.names import CannotBuild, environment_name
 from workers.model.builder import ModelSpec, find_device
-from workers.multi_turn_rollout import AgentRollout, agent_specs
 from workers.ranks import worker_process
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
@@ -105,7 +106,7 @@ class Chat:
         """
         specs = [spec for spec in agent_specs(self.config) if isinstance(spec, AgentSpec)]
         if len(specs) < len(self.config.environments):
-            raise ConfigError(["agent.command is a program: --serve MODEL lets it play by hand"])
+            raise ConfigError(["a program plays by itself: --serve MODEL lets it play by hand"])
         return specs
 
 

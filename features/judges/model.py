@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from custom.loop_thread import LOOP_THREAD
+from custom.model_errors import ModelError
 from custom.model_usage import USAGE
 from features.judges.cache import AnswerCache, content_key
-from features.judges.errors import ModelError
-from features.judges.settings import ModelSettings
+from features.judges.model_settings import ModelSettings
 
 if TYPE_CHECKING:
     # It brings an HTTP client, which runs without models do without.

@@ -8,13 +8,14 @@ connections do.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from custom.model_errors import UnknownModel
+from custom.side_services import SideService, note_installed
 from data.names import did_you_mean
-from features.judges.errors import UnknownModel
 from features.judges.model import Model, Question
-from features.judges.settings import ModelSettings
+from features.judges.model_settings import ModelSettings
 
 
-class NamedModel:
+class ModelByName:
     """Stands for a model by its name, from a file's first line on; it is looked up when asked."""
 
     def __init__(self, name: str) -> None:
@@ -71,23 +72,23 @@ class InstalledModels:
         if model is None:
             known = ", ".join(self._models) or "none"
             raise UnknownModel(
-                f"agent.models has no {name!r}; it has: {known}.{did_you_mean(name, self._models)}"
+                f"judges.models has no {name!r}; it has: {known}.{did_you_mean(name, self._models)}"
             )
         return model
 
 
-class Models(Mapping[str, NamedModel]):
-    """Gives the models of `agent.models` by name: `models["judge"]`.
+class Models(Mapping[str, ModelByName]):
+    """Gives the models of `judges.models` by name: `models["judge"]`.
 
     A file may take one where it is loaded, before the run has read its config: that there is none
     of that name is then told when it is asked.
     """
 
-    def __getitem__(self, name: str) -> NamedModel:
+    def __getitem__(self, name: str) -> ModelByName:
         if INSTALLED.names() and name not in INSTALLED.names():
             # Says which there are.
             INSTALLED.model(name)
-        return NamedModel(name)
+        return ModelByName(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(INSTALLED.names())
@@ -106,6 +107,25 @@ models = Models()
 def install_models(settings: Mapping[str, ModelSettings]) -> None:
     """Makes these the models of this process, by name; for scripts and tests, too."""
     INSTALLED.install(settings)
+    note_installed(service_of(settings))
+
+
+async def complete(name: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns a model's whole answer to a chat completion's body. Raises ModelError."""
+    return await models[name].complete_async(body)
+
+
+def service_of(settings: Mapping[str, ModelSettings]) -> SideService:
+    """Makes the service of these models."""
+    return SideService(
+        name="models",
+        settings=dict(settings),
+        names=tuple(settings),
+        install="features.judges.registry:install_models",
+        handle="features.judges.registry:models",
+        answer="features.judges.registry:complete",
+        trial="features.judges.trial:try_models",
+    )
 
 
 def installed_models() -> dict[str, ModelSettings]:

@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 
+from custom.model_errors import ErrorKind, ModelError, ModelTimeout
 from custom.model_usage import USAGE
-from features.judges.errors import ErrorKind, ModelError, ModelTimeout
-from features.judges.settings import ModelSettings
+from features.judges.model_settings import ModelSettings
 from features.judges.slots import Slots
 
 # The most bytes of an answer; a longer one is not read to its end.
@@ -35,7 +35,7 @@ TRANSIENT = (408, 425, 429)
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """Holds what a server sent, whatever that is."""
 
     status: int
@@ -157,7 +157,7 @@ class Requests:
             raise self._error(f"sent what is no JSON object: {said}", "bad_answer")
         return decoded
 
-    async def _post(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+    async def _post(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ServerAnswer:
         content = json.dumps(body).encode()
         sent = dict(headers) | {"Content-Type": "application/json"}
         async with self.client.stream("POST", self.url, content=content, headers=sent) as response:
@@ -169,13 +169,13 @@ class Requests:
                         f"sent more than {MAX_ANSWER_BYTES:,} bytes; max_tokens bounds an answer",
                         "bad_answer",
                     )
-            return Answer(
+            return ServerAnswer(
                 response.status_code,
                 bytes(received),
                 _seconds_of(response.headers.get("Retry-After")),
             )
 
-    def _refuse(self, answer: Answer, key: str) -> None:
+    def _refuse(self, answer: ServerAnswer, key: str) -> None:
         """Raises TryAgain where a later try may go better, else ModelError."""
         said = f"answered {answer.status}: {_shown(answer.content, key)}"
         if answer.status == 429:

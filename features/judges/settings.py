@@ -1,42 +1,84 @@
-"""The settings of a model, as processes hand them on."""
+"""The settings of models beside the policy: judges, simulated users, opponents."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Literal
+
+from training.config.names_and_urls import NAME, url_problems
+from training.config.section import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
+
+if TYPE_CHECKING:
+    from training.config.schema.ppo import PPOConfig
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """Describes a model behind an OpenAI-compatible server.
+class SideModel(Section):
+    """A model that environments, tools and rewards ask, behind an OpenAI-compatible server."""
 
-    Attributes:
-        name: what the config and the metrics call it.
-        base_url: such as http://127.0.0.1:8000/v1.
-        model: its name on the server.
-        key_env: the environment variable with its key; None: it wants none.
-        timeout_s: seconds for a question whose turn has come, retries included.
-        max_retries: after no connection, 408, 425, 429 or 5xx.
-        max_concurrency: requests at once; over all processes of a machine that have one `folder`.
-        cache: where answers at temperature 0 are kept.
-        price_in, price_out: of a million tokens of questions, and of answers.
-        body: further fields of every request.
-        folder: the run's, for this model; None: nothing is shared or kept on a disk.
-    """
-
-    name: str
-    base_url: str
-    model: str
+    base_url: str = ""  #: such as http://127.0.0.1:8000/v1
+    model: str = ""  #: its name on the server
+    #: environment variable that holds its key; null = it wants none
     key_env: str | None = None
-    timeout_s: float = 60.0
-    max_retries: int = 4
-    max_concurrency: int = 16
+    #: seconds for a question whose turn has come, retries included
+    timeout_s: PositiveFloat = 60.0
+    max_retries: NonNegativeInt = 4  #: after no connection, 408, 425, 429 or 5xx
+    #: requests at once, over all processes of a machine
+    max_concurrency: PositiveInt = 16
+    #: where answers at temperature 0 are kept: never, in each process, in the run's folder too
     cache: Literal["never", "memory", "disk"] = "memory"
-    price_in: float = 0.0
-    price_out: float = 0.0
-    body: Mapping[str, Any] = field(default_factory=dict)
-    folder: str | None = None
+    price_in: NonNegativeFloat = 0.0  #: of a million tokens of questions, for agent/models/…/cost
+    price_out: NonNegativeFloat = 0.0  #: of a million tokens of answers
+    body: dict[str, Any] = field(default_factory=dict)  #: further fields of every request
+    trial: bool = True  #: send a small request before the run, so that a mistake shows
 
-    @property
-    def place(self) -> str:
-        """Returns how messages call the model."""
-        return f"model {self.name} ({self.model} at {self.base_url})"
+
+class JudgesSettings(Section):
+    """Models beside the policy, which environments, tools, rewards and programs may ask."""
+
+    #: models by name, each a mapping: base_url, model, … (docs/models.md)
+    models: dict[str, SideModel] = field(default_factory=dict)
+
+    def problems(self) -> Iterator[str]:
+        """Yields what is wrong with a model's settings; none of them is asked."""
+        yield from side_model_problems(self.models)
+
+
+def side_model_problems(models: Mapping[str, SideModel]) -> Iterator[str]:
+    """Yields what is wrong with `judges.models`."""
+    for name, model in models.items():
+        key = f"judges.models.{name}"
+        if not NAME.fullmatch(name):
+            yield f"{key}: a name has up to 40 letters, digits, _ or -, and begins with a letter"
+        if not model.model:
+            yield f"{key}.model is empty: give the model's name on the server"
+        yield from url_problems(f"{key}.base_url", model.base_url, "http://127.0.0.1:8000/v1")
+        if model.base_url.rstrip("/").endswith("/chat/completions"):
+            yield f"{key}.base_url={model.base_url}: leave /chat/completions out"
+        if model.key_env is not None and not os.environ.get(model.key_env):
+            yield (
+                f"{key}.key_env={model.key_env} is the name of an environment variable that is "
+                "not set here: set it to the key"
+            )
+        reserved = sorted(model.body.keys() & {"messages", "model", "stream", "n"})
+        if reserved:
+            yield f"{key}.body: {', '.join(reserved)} cannot be set there"
+
+
+def config_problems(config: "PPOConfig") -> Iterator[str]:
+    """Warns that no model can be reached from where it is asked; yields nothing."""
+    models = config.section(JudgesSettings).models
+    if models and config.environments and not config.environment_home.network:
+        log.warning(
+            "judges.models: the environments' processes have no network, so that they reach no "
+            "model; agent.environment.network=true gives it to them"
+        )
+    yield from ()

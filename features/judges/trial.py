@@ -7,19 +7,21 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+from custom.model_errors import ModelError
 from custom.model_usage import USAGE
 from data.watchdog import ATTEMPT
-from features.judges import Model, ModelError, ModelSettings
-from features.judges.errors import UnknownModel
+from features.judges.model import Model
+from features.judges.model_settings import ModelSettings
+from features.judges.service import model_settings, models_folder
+from features.judges.settings import JudgesSettings
 from training.config import PPOConfig
 from training.config.loader import ConfigError
-from training.config.model_settings import model_settings
 
 logger = logging.getLogger(__name__)
 
 
 def try_models(config: PPOConfig) -> None:
-    """Sends each model of `agent.models` a small request, unless its `trial` is false.
+    """Sends each model of `judges.models` a small request, unless its `trial` is false.
 
     Of a run that is started again by itself it is a warning: a server that is away for a while must
     not end it.
@@ -27,10 +29,11 @@ def try_models(config: PPOConfig) -> None:
     Raises:
         ConfigError: models do not answer.
     """
+    section = config.section(JudgesSettings)
     wanted = [
         settings
-        for name, settings in model_settings(config).items()
-        if config.agent.models[name].trial
+        for name, settings in model_settings(section, models_folder(config)).items()
+        if section.models[name].trial
     ]
     if not wanted:
         return
@@ -50,21 +53,7 @@ def _problem_of(settings: ModelSettings) -> str:
         Model(settings).check()
     except ModelError as error:
         return (
-            f"agent.models.{settings.name}: {error}; "
-            f"agent.models.{settings.name}.trial=false starts without asking it"
+            f"judges.models.{settings.name}: {error}; "
+            f"judges.models.{settings.name}.trial=false starts without asking it"
         )
     return ""
-
-
-def with_cause_first(message: str, description: str) -> str:
-    """Returns a message with a crash's description; that the config lacks a model comes first.
-
-    Args:
-        message: which trial the crash was in.
-        description: by `custom.env_calls.describe`.
-    """
-    first, _, frames = description.partition("\n")
-    kind, _, cause = first.partition(": ")
-    if not kind.endswith(UnknownModel.__name__):
-        return f"{message}: {description}"
-    return f"{cause} {message}:\n{frames}"

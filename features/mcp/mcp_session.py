@@ -7,22 +7,19 @@ result, or raises ToolError or TimeoutError, within its deadline, whatever the s
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from custom.env_calls import cut_middle
 from custom.loop_thread import LOOP_THREAD
 from custom.tools.definition import ToolError
+from features.mcp.mcp_server import McpServer as McpServer
 
-# The major version of the package whose names are used here.
-MCP_VERSION = "2"
 # Bytes of one HTTP response.
 MAX_RESPONSE_BYTES = 16 * 2**20
 # Tools of one server, and pages of its list.
@@ -38,34 +35,6 @@ from features.mcp.mcp_guard import main
 main(sys.argv[2], sys.argv[3:])
 """
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True, kw_only=True)
-class McpServer:
-    """Describes an MCP server: a command, or the URL of one that runs.
-
-    Attributes:
-        name: what the config calls it.
-        command, args, env: of a process; `env_from` names variables that it is handed as they are.
-        url: of a server by streamable HTTP; `headers_env` maps its headers to the environment
-            variables that hold them.
-        session: episode: every episode begins with a new connection, which for a command is a new
-            process; slot: a place for episodes keeps its connection.
-        tools: those that the model is offered; empty: all.
-        timeout_s: of a call, in seconds; start_timeout_s: until the tools are listed.
-    """
-
-    name: str
-    command: str | None = None
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    env_from: tuple[str, ...] = ()
-    url: str | None = None
-    headers_env: Mapping[str, str] = field(default_factory=dict)
-    session: Literal["episode", "slot"] = "episode"
-    tools: tuple[str, ...] = ()
-    timeout_s: float = 30.0
-    start_timeout_s: float = 60.0
 
 
 class McpSession:
@@ -276,21 +245,6 @@ def _http_client(server: McpServer) -> Any:
         headers[header] = os.environ.get(name, "")
     timeout = httpx2.Timeout(server.start_timeout_s, read=None)
     return httpx2.AsyncClient(headers=headers, timeout=timeout, transport=BoundedTransport())
-
-
-def require_mcp() -> None:
-    """Raises ValueError where the package is missing, or another major version is there."""
-    try:
-        version = importlib.metadata.version("mcp")
-    except importlib.metadata.PackageNotFoundError:
-        raise ValueError(
-            f"agent.mcp_servers needs the package: pip install 'mcp>={MCP_VERSION},<3'"
-        ) from None
-    if version.partition(".")[0] != MCP_VERSION:
-        raise ValueError(
-            f"agent.mcp_servers needs mcp {MCP_VERSION}.x, and {version} is installed: "
-            f"pip install 'mcp>={MCP_VERSION},<3'"
-        )
 
 
 def _says_closed(error: Exception) -> bool:

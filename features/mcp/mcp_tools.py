@@ -12,7 +12,9 @@ from typing import Any
 from custom.env import Task
 from custom.tools.definition import Tool, ToolDefinition, ToolError
 from custom.tools.registry import ToolRegistry
-from features.mcp.mcp_session import McpServer, McpSession, require_mcp
+from features.mcp.mcp_server import McpServer
+from features.mcp.mcp_session import McpSession
+from features.mcp.settings import require_mcp
 
 # So much of a description is shown to the model.
 MAX_DESCRIPTION_CHARS = 4_000
@@ -85,7 +87,7 @@ def _offered(session: McpSession) -> list[Any]:
     missing = [name for name in wanted if name not in names]
     if missing:
         raise ValueError(
-            f"agent.mcp_servers.{session.server.name}.tools: the server has no "
+            f"mcp.servers.{session.server.name}.tools: the server has no "
             f"{', '.join(missing)}; it has: {', '.join(names)}"
         )
     return [tool for tool in tools if not wanted or tool.name in wanted]

@@ -37,7 +37,7 @@ from features.programs.exchange import (
 from features.programs.protocols import ProtocolError
 from features.programs.protocols.protocol import tool_call
 from features.programs.recall import Recall
-from features.programs.report import Report
+from features.programs.report import ProgramReport
 from features.programs.spec import ProgramSpec
 from workers.environments.clock import SHORT_S
 
@@ -267,7 +267,7 @@ class Attempt:
             return await asyncio.wait_for(asyncio.shield(pending.answered), timeout)
         except TimeoutError:
             raise ProtocolError(
-                f"no answer within agent.request_timeout_s={timeout:g}", "timeout", 504
+                f"no answer within programs.request_timeout_s={timeout:g}", "timeout", 504
             ) from None
 
     def stop_listening(self, pending: Pending, *, delivered: bool) -> None:
@@ -362,7 +362,7 @@ class Attempt:
                 pending.answered.set_exception(error)
                 pending.answered.exception()
 
-    def tell_exit(self, *, report: Report, crash: str, record: Json) -> None:
+    def tell_exit(self, *, report: ProgramReport, crash: str, record: Json) -> None:
         """Tells that the program has ended.
 
         Args:

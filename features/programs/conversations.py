@@ -60,7 +60,7 @@ class Mark:
 
 
 @dataclass(eq=False)
-class Place:
+class RowPlace:
     """Describes where a request's answer is sampled: behind `given`, in `row`.
 
     Attributes:
@@ -92,7 +92,7 @@ class Conversations:
     marks: list[Mark] = field(default_factory=list)
     busy: list[Row] = field(default_factory=list)
 
-    def place(self, messages: Messages, tools: Tools, speaker: Speaker = NOBODY) -> Place | None:
+    def place(self, messages: Messages, tools: Tools, speaker: Speaker = NOBODY) -> RowPlace | None:
         """Finds a place with room for one token at least; changes nothing.
 
         Args:
@@ -136,7 +136,7 @@ class Conversations:
                 f"the chat template cannot render this request: {type(error).__name__}: {error}"
             ) from error
 
-    def place_ids(self, prompt_ids: Sequence[int], speaker: Speaker = NOBODY) -> Place | None:
+    def place_ids(self, prompt_ids: Sequence[int], speaker: Speaker = NOBODY) -> RowPlace | None:
         """Does as `place` with the ids that are to be continued."""
         ids = list(prompt_ids)
         for mark in sorted(self._marks_of(speaker), key=length_of, reverse=True):
@@ -153,25 +153,25 @@ class Conversations:
         """Lists the marks in a speaker's rows."""
         return [mark for mark in self.marks if mark.row.speaker == speaker]
 
-    def _behind(self, mark: Mark, given: list[int], pieces: tuple[Piece, ...]) -> Place | None:
+    def _behind(self, mark: Mark, given: list[int], pieces: tuple[Piece, ...]) -> RowPlace | None:
         """Goes on behind a mark; None where the row has no room for more."""
         at_end = mark.held == len(mark.row.ids) and not is_among(mark.row, self.busy)
         row = mark.row if at_end else fork(mark.row, mark.held)
         if self.limits.room(row) <= len(given):
             return None
         kind: Literal["grows", "forks"] = "grows" if at_end else "forks"
-        return Place(row, kind, len(row.ids), given, pieces, mark)
+        return RowPlace(row, kind, len(row.ids), given, pieces, mark)
 
     def _beginning(
         self, prompt_ids: list[int], pieces: tuple[Piece, ...], speaker: Speaker
-    ) -> Place | None:
+    ) -> RowPlace | None:
         """Begins a row; None where the prompt is too long."""
         row = Row(prompt_ids=prompt_ids, speaker=speaker)
         if len(prompt_ids) > self.limits.prompt_length or self.limits.room(row) <= 0:
             return None
-        return Place(row, "begins", 0, [], pieces)
+        return RowPlace(row, "begins", 0, [], pieces)
 
-    def enter(self, place: Place) -> Row:
+    def enter(self, place: RowPlace) -> Row:
         """Takes a place; returns its row, which ends where the answer begins."""
         if place.kind != "grows":
             self.rows.append(place.row)
@@ -181,7 +181,7 @@ class Conversations:
         self.busy.append(place.row)
         return place.row
 
-    def leave(self, place: Place, turn: int, sampled: list[int]) -> None:
+    def leave(self, place: RowPlace, turn: int, sampled: list[int]) -> None:
         """Marks the row, which now has the answer of this turn."""
         self._free(place.row)
         pieces = place.pieces
@@ -192,7 +192,7 @@ class Conversations:
             Mark(place.row, turn, place.start, len(place.row.ids), pieces, list(sampled))
         )
 
-    def drop(self, place: Place) -> None:
+    def drop(self, place: RowPlace) -> None:
         """Gives up a place in which nothing was sampled; what was given goes with it."""
         self._free(place.row)
         self._shorten(place.row, place.start)

@@ -2,8 +2,8 @@
 live.
 
 The client is OpenAI's, connected to the same server that commands speak to; beside it a function
-may take `seed`, and `models`, those beside the policy. Invariant: a function that is given up ends,
-wherever it waits: its thread wakes up often.
+may take `seed`, and what services beside the policy offer, such as `models`. Invariant: a function
+that is given up ends, wherever it waits: its thread wakes up often.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ import json
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from custom.env import BadEnvironment
 from custom.env_calls import check_reward, located, takes_keyword
+from custom.side_services import SideService, service_arguments, set_up_services
 from data.loading import load_extern_object
-from features.judges import ModelSettings, install_models, models
 
 # How often a thread that only waits runs a line of Python, in which it can be stopped.
 WAKE_S = 0.2
@@ -39,7 +39,7 @@ class FunctionSpec:
 
     path: str
     name: str
-    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+    services: tuple[SideService, ...] = ()
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -52,16 +52,16 @@ class FunctionSpec:
         return f"{self.path}:{self.name}"
 
     @staticmethod
-    def of(source: str, models: Mapping[str, ModelSettings]) -> "FunctionSpec":
+    def of(source: str, services: tuple[SideService, ...]) -> "FunctionSpec":
         """Reads FILE.py:NAME."""
         path, _, name = source.rpartition(":")
-        return FunctionSpec(path, name, models)
+        return FunctionSpec(path, name, services)
 
     def build(self) -> "FunctionProgram":
-        """Loads the function, beside the models that it may ask."""
-        if self.models:
-            install_models(self.models)
-        return FunctionProgram(load_extern_object(self.path, self.name))
+        """Loads the function, beside the services that it may ask."""
+        set_up_services(self.services)
+        function = load_extern_object(self.path, self.name)
+        return FunctionProgram(function, service_arguments(self.services))
 
 
 class FunctionProgram:
@@ -69,9 +69,13 @@ class FunctionProgram:
 
     tool_schemas: None = None
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], beside: Mapping[str, Any] | None = None
+    ) -> None:
         self.function = function
-        self.where = located(function, "agent.program")
+        # What it may take of services, by the arguments' names.
+        self.beside = dict(beside or {})
+        self.where = located(function, "programs.function")
         if not inspect.iscoroutinefunction(function):
             raise BadEnvironment(
                 f"{self.where} is no `async def`; write async def solve(task, client)"
@@ -97,7 +101,7 @@ class FunctionProgram:
             async with openai.AsyncOpenAI(
                 base_url=base_url, api_key=token, http_client=http
             ) as client:
-                offered = {"task": task, "client": client, "seed": seed, "models": models}
+                offered = {"task": task, "client": client, "seed": seed, **self.beside}
                 arguments = {
                     name: value
                     for name, value in offered.items()

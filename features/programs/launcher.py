@@ -138,7 +138,8 @@ class Launcher:
             await asyncio.wait_for(asyncio.shield(self._ready), READY_S)
         except TimeoutError:
             raise CannotStart(
-                f"agent.preload: importing {', '.join(self.modules)} took more than {READY_S:g} s"
+                f"programs.preload: importing {', '.join(self.modules)} took more than "
+                f"{READY_S:g} s"
             ) from None
         self._count += 1
         program = Program(self._count, self, self._loop.create_future(), env[MARK])
@@ -268,7 +269,7 @@ class Launcher:
         reasons = "; ".join(f"{name} ({error})" for name, error in failures.items())
         self._ready.set_exception(
             CannotStart(
-                f"agent.preload=[{', '.join(self.modules)}]: {self.python} cannot import "
+                f"programs.preload=[{', '.join(self.modules)}]: {self.python} cannot import "
                 f"{reasons}: name modules that this interpreter has"
             )
         )

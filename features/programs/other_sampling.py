@@ -1,7 +1,7 @@
 """Finds where a program's request asks for another sampling than the run's.
 
 Invariant: log-probs are those of the distribution that is trained, so that nothing of it is done:
-it is counted, or the request is refused (`agent.client_sampling`).
+it is counted, or the request is refused (`programs.client_sampling`).
 """
 
 from typing import Protocol

@@ -20,9 +20,10 @@ from custom.env import BadRewardFunction, Message
 from custom.model_usage import add_counts
 from data.conversation import TemplateRefusal
 from data.turn_tokens import Tools, TurnTokens
-from features.programs.conversations import Conversations, Place
+from features.programs.conversations import Conversations, RowPlace
 from features.programs.exchange import Answer, Asked, Earned, Exited, Gone, Refusal, Rewarded
 from features.programs.other_sampling import other_sampling
+from features.programs.spec import ProgramSpec
 from workers.environments.reply import StepReply
 from workers.rollout.engine import Completion, VersionSpan
 from workers.rollout.episode import (
@@ -54,7 +55,7 @@ class Flight:
     """Holds a request whose answer is being sampled."""
 
     asked: Asked
-    place: Place
+    place: RowPlace
     turn: int
 
 
@@ -179,12 +180,12 @@ class ProgramEpisode:
             beyond -= set(row.token_ids)
         return min(beyond, default=None)
 
-    def _place(self, asked: Asked) -> Place | None:
+    def _place(self, asked: Asked) -> RowPlace | None:
         if asked.prompt_ids:
             return self.conversations.place_ids(asked.prompt_ids, asked.speaker)
         return self.conversations.place(asked.messages, asked.tools, asked.speaker)
 
-    def _launch(self, asked: Asked, place: Place) -> Several:
+    def _launch(self, asked: Asked, place: RowPlace) -> Several:
         """Makes a request a turn of the episode, and has it sampled."""
         episode = self.episode
         seed_turn = self._seed_turn(asked, place)
@@ -205,7 +206,7 @@ class ProgramEpisode:
         sampling = replace(sampling, max_tokens=longest)
         return Several(sample=Sample(row.token_ids, sampling, self._engine_number(asked.number)))
 
-    def _add_turn(self, asked: Asked, place: Place) -> int:
+    def _add_turn(self, asked: Asked, place: RowPlace) -> int:
         """Adds a turn to the episode, and what is new since the one before it to that one."""
         turns = self.episode.turns
         new_messages = list(asked.messages) or self._as_text(asked.prompt_ids)
@@ -243,7 +244,7 @@ class ProgramEpisode:
     def _engine_number(self, number: int) -> int:
         return self.episode.attempt * REQUESTS_PER_ATTEMPT + number
 
-    def _seed_turn(self, asked: Asked, place: Place) -> int:
+    def _seed_turn(self, asked: Asked, place: RowPlace) -> int:
         """Returns the number of the turn that seeds an answer.
 
         In the episode's first conversation it is the number of answers before it, as in an
@@ -443,6 +444,11 @@ class ProgramPlayer:
         """Plays an episode from the start of its program to its end."""
         assert tokens is not None
         return ProgramEpisode(episode, sampler, limits, tokens, self.client_sampling).play()
+
+
+def player_of(spec: ProgramSpec) -> ProgramPlayer:
+    """Returns who plays the episodes of a program, as its kind names it."""
+    return ProgramPlayer(spec.client_sampling)
 
 
 def new_since_answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -26,8 +26,9 @@ from urllib.parse import urlsplit
 
 from custom.env_calls import describe
 from custom.model_usage import USAGE, Counts, add_counts
+from custom.side_services import set_up_services
 from custom.tools.parsers import get_parser
-from features.judges import install_models
+from data.turn_tokens import Tools
 from features.programs.attempt import Attempt, Deadlines
 from features.programs.exchange import Answer, Json, ProgramEvent
 from features.programs.in_process import FunctionSpec
@@ -35,15 +36,15 @@ from features.programs.jobs import HomesMaker, Jobs
 from features.programs.launcher import CannotStart, Launcher, Program
 from features.programs.preload import MARK
 from features.programs.recall import Recall
-from features.programs.report import NOTHING, NoReward, Report, report_of_output
+from features.programs.report import NOTHING, NoReward, ProgramReport, report_of_output
 from features.programs.rewards import RewardSpec
 from features.programs.server import ProgramServer
 from features.programs.spec import ProgramSpec
 from workers.environments.clock import waited_for_processor
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
+from workers.rollout.mixed_pool import Replies, take_new
 
-Replies = queue.SimpleQueue[tuple[Any, Any]]
 # Lines of a program's errors that its record keeps, and characters of its output.
 KEPT_LINES = 20
 KEPT_CHARS = 2000
@@ -81,8 +82,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     ) -> None:
         self._specs = specs
         for spec in specs.values():
-            if spec.models:
-                install_models(spec.models)
+            set_up_services(spec.services)
         self._homes = homes
         self._functions: dict[str, Jobs] = {}
         self._rewards: dict[str, Jobs] = {}
@@ -124,6 +124,11 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     def finish(self, key: int, ending: str) -> None:
         """Ends an episode's program, if it still runs; its reply has a reward function's reward."""
         self._call(self._finish, key)
+
+    @property
+    def tool_schemas(self) -> list[Tools]:
+        """Lists each spec's tools: none, as a program brings its own with each request."""
+        return [None] * len(self._specs)
 
     def url(self, token: str) -> str:
         """Returns where an attempt is served, without the protocols' `/v1`."""
@@ -228,7 +233,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         source = f"{spec.reward_path}:{spec.reward_name}"
         if source not in self._rewards:
             function = RewardSpec(
-                spec.reward_path, spec.reward_name, spec.reward_kwargs, spec.models
+                spec.reward_path, spec.reward_name, spec.reward_kwargs, spec.services
             )
             self._rewards[source] = Jobs(function, self._homes)
         arguments = (json.loads(attempt.task), attempt.output, attempt.conversations())
@@ -262,7 +267,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     async def _wait_for_the_end(self, attempt: Attempt) -> None:
         """Waits until somebody says that an episode has ended, which nothing was started for."""
         reward = await attempt.left
-        attempt.tell_exit(report=Report(reward=reward), crash="", record={})
+        attempt.tell_exit(report=ProgramReport(reward=reward), crash="", record={})
 
     async def _run_command(self, attempt: Attempt) -> None:
         program = await self._start(attempt)
@@ -278,14 +283,14 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     async def _run_function(self, attempt: Attempt) -> None:
         source = str(attempt.spec.function)
         if source not in self._functions:
-            function = FunctionSpec.of(source, attempt.spec.models)
+            function = FunctionSpec.of(source, attempt.spec.services)
             self._functions[source] = Jobs(function, self._homes, has_deadline=False)
         jobs = self._functions[source]
         self._kills[attempt.key] = lambda: jobs.give_up(attempt.key)
         base_url = f"{self._server.url(attempt.token)}/v1"
         reply = await jobs.run(attempt.key, attempt.task, attempt.seed, base_url, attempt.token)
         add_counts(attempt.usage, reply.usage)
-        attempt.tell_exit(report=Report(reward=reply.reward), crash=reply.error, record={})
+        attempt.tell_exit(report=ProgramReport(reward=reply.reward), crash=reply.error, record={})
 
     async def _start(self, attempt: Attempt) -> Program:
         spec = attempt.spec
@@ -343,13 +348,13 @@ def asked_of_models(attempt: Attempt) -> Counts:
     return usage
 
 
-def outcome(attempt: Attempt, program: Program) -> tuple[Report, str]:
+def outcome(attempt: Attempt, program: Program) -> tuple[ProgramReport, str]:
     """Returns what an ended program earned, and why its end is a failure; "": it is none."""
     code = program.exit_code or 0
     if code < 0:
         return NOTHING, f"the program was ended by signal {-code}{shown_errors(program)}"
     if attempt.spec.reward == "exit_code":
-        return Report(reward=float(code == 0)), ""
+        return ProgramReport(reward=float(code == 0)), ""
     if code:
         return NOTHING, f"the program ended with exit code {code}{shown_errors(program)}"
     if attempt.spec.reward_path is not None:
@@ -385,17 +390,6 @@ def last_lines(program: Program) -> str:
 def text_of(output: bytes) -> str:
     """Reads output as text, whatever it is."""
     return output.decode("utf-8", "replace")
-
-
-def take_new(replies: Replies, timeout: float) -> list[tuple[Any, Any]]:
-    """Returns what is new in a queue; waits for the first at most `timeout` seconds."""
-    new: list[tuple[Any, Any]] = []
-    try:
-        while True:
-            block = timeout > 0 and not new
-            new.append(replies.get(block, timeout))
-    except queue.Empty:
-        return new
 
 
 def as_plain(value: Any) -> Any:

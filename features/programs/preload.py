@@ -51,7 +51,7 @@ MAX_HUNTS = 100
 LOOK_S = 1.0
 
 
-class Launcher:
+class LauncherProcess:
     """Starts and ends programs as the frames on a socket say.
 
     Args:
@@ -335,7 +335,7 @@ def main() -> None:
     gc.collect()
     # Loaded modules stay shared with the programs.
     gc.freeze()
-    Launcher(control, failures).run()
+    LauncherProcess(control, failures).run()
 
 
 if __name__ == "__main__":

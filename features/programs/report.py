@@ -31,7 +31,7 @@ class NoReward(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ProgramReport:
     """Holds what a program says of itself.
 
     Attributes:
@@ -46,10 +46,10 @@ class Report:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-NOTHING = Report()
+NOTHING = ProgramReport()
 
 
-def report_of_output(output: str) -> Report:
+def report_of_output(output: str) -> ProgramReport:
     """Reads the report in the last line.
 
     Raises:
@@ -60,7 +60,7 @@ def report_of_output(output: str) -> Report:
     if not lines[-1]:
         raise NoReward(
             'the program wrote nothing: its last line of output is its reward, such as {"reward": '
-            "1.0}; agent.program_reward=exit_code pays exit code 0"
+            "1.0}; programs.reward=exit_code pays exit code 0"
         )
     line = lines[-1].removeprefix(BYTE_ORDER_MARK).strip()
     try:
@@ -72,20 +72,20 @@ def report_of_output(output: str) -> Report:
         ) from None
 
 
-def _read(value: Any) -> Report:
+def _read(value: Any) -> ProgramReport:
     """Reads a report's JSON."""
     if not isinstance(value, Mapping):
-        return Report(reward=check_reward(value, "the program"))
+        return ProgramReport(reward=check_reward(value, "the program"))
     metrics = _metrics(value.get("metrics") or {})
     if "conversations" not in value:
-        return Report(reward=check_reward(value["reward"], "the program"), metrics=metrics)
+        return ProgramReport(reward=check_reward(value["reward"], "the program"), metrics=metrics)
     earned = {}
     for name, said in value["conversations"].items():
         reward = said.get("reward")
         if reward is not None:
             reward = check_reward(reward, "the program")
         earned[name] = Earned(reward=reward, trained=bool(said.get("trained", True)))
-    return Report(earned=earned, metrics=metrics)
+    return ProgramReport(earned=earned, metrics=metrics)
 
 
 def _metrics(said: Mapping[str, Any]) -> dict[str, float]:

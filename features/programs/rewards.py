@@ -10,8 +10,9 @@ from typing import Any
 
 from custom.env import BadRewardFunction
 from custom.env_calls import check_reward, located, takes_keyword
+from custom.model_errors import ModelError
+from custom.side_services import SideService, service_arguments, set_up_services
 from data.loading import load_extern_object
-from features.judges import ModelError, ModelSettings, install_models, models
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class RewardSpec:
     path: str
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+    services: tuple[SideService, ...] = ()
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -34,11 +35,11 @@ class RewardSpec:
         return f"{self.path}:{self.name}"
 
     def build(self) -> "ProgramReward":
-        """Loads the function, beside the models that it may ask."""
-        if self.models:
-            install_models(self.models)
+        """Loads the function, beside the services that it may ask."""
+        set_up_services(self.services)
         function = load_extern_object(self.path, self.name)
-        return ProgramReward(partial(function, **self.kwargs) if self.kwargs else function)
+        whole = partial(function, **self.kwargs) if self.kwargs else function
+        return ProgramReward(whole, service_arguments(self.services))
 
 
 class ProgramReward:
@@ -46,8 +47,10 @@ class ProgramReward:
 
     tool_schemas: None = None
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, beside: Mapping[str, Any] | None = None) -> None:
         self.function = function
+        # What it may take of services, by the arguments' names.
+        self.beside = dict(beside or {})
 
     def run(self, task: Any, output: str, conversations: list[list[dict[str, Any]]]) -> float:
         """Returns the reward; BadRewardFunction where the function gives none.
@@ -62,7 +65,7 @@ class ProgramReward:
             "task": task,
             "output": output,
             "conversations": conversations,
-            "models": models,
+            **self.beside,
         }
         # Arguments that the config gives stay.
         given = self.function.keywords if isinstance(self.function, partial) else {}

@@ -21,16 +21,16 @@ import torch
 
 from data.seeds import step_info
 from data.turn_tokens import TurnTokens
-from features.judges import ModelSettings
-from features.programs.play import ProgramPlayer
+from features.programs.opening import open_program_pool
+from features.programs.play import player_of
 from features.programs.pool import ProgramPool
+from features.programs.settings import ProgramsSettings
 from features.programs.spec import ProgramSpec
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
-from training.config.model_settings import model_settings
+from training.config.side_services import side_services
 from training.run.model_source import CannotUse, local_model, tokenizer_folder
 from training.run.signals import EndingSignals
-from workers.agent_pools import open_program_pool
 from workers.model.builder import ModelSpec, find_device
 from workers.ranks import worker_process
 from workers.rollout.base_rollout import BaseRollout
@@ -109,13 +109,14 @@ def serving_model(place: str, config: PPOConfig) -> Iterator[tuple[ModelSpec, Ba
 
 def serve(config: PPOConfig, model: ModelSpec, engine: BaseRollout, port: int) -> None:
     """Serves one episode after the other until Ctrl-C."""
-    agent = config.agent
+    programs = config.section(ProgramsSettings)
     spec = ProgramSpec(
-        parser=agent.parser,
-        client_sampling=agent.client_sampling,
-        request_timeout_s=agent.request_timeout_s,
+        parser=config.agent.parser,
+        client_sampling=programs.client_sampling,
+        request_timeout_s=programs.request_timeout_s,
         token=secrets.token_urlsafe(24),
-        models=served_models(config),
+        # Nothing is written to the run's folder.
+        services=side_services(config, writes=False),
     )
     tokens = TurnTokens(
         model.tokenizer,
@@ -123,7 +124,7 @@ def serve(config: PPOConfig, model: ModelSpec, engine: BaseRollout, port: int) -
         eos_token_ids=engine.eos_token_ids,
     )
     with open_program_pool(config, {0: spec}, engine.max_model_len, port=port) as pool:
-        player = ProgramPlayer(agent.client_sampling)
+        player = player_of(spec)
         loop = TurnLoop(
             engine, tokens=tokens, environments=pool, tools=[None], programs={0: player}
         )
@@ -134,13 +135,6 @@ def serve(config: PPOConfig, model: ModelSpec, engine: BaseRollout, port: int) -
                 served.play(number)
         except KeyboardInterrupt:
             served.show()
-
-
-def served_models(config: PPOConfig) -> dict[str, ModelSettings]:
-    """Returns the models beside the policy, for which nothing is written to the run's folder."""
-    return {
-        name: replace(settings, folder=None) for name, settings in model_settings(config).items()
-    }
 
 
 @dataclass

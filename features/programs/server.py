@@ -2,7 +2,7 @@
 
     POST /e/TOKEN/v1/chat/completions ...   GET /e/TOKEN/v1/models   POST /e/TOKEN/reward
 
-It listens on loopback, or where it is told to (`agent.program_host`), and belongs to the thread of
+It listens on loopback, or where it is told to (`programs.host`), and belongs to the thread of
 the pool. An episode is known by its token, in the path or as the key; everything else is refused.
 Invariant: nothing that comes over a connection holds the server up or grows without a bound:
 bodies, headers' time and connections have limits, and an error is told in the protocol's own form.
@@ -24,7 +24,7 @@ from features.programs.attempt import Attempt, Pending
 from features.programs.exchange import AskedCompletion, Json
 from features.programs.protocols import ProtocolError, protocol_of
 from features.programs.protocols.protocol import Protocol, check_depth, openai_error
-from features.programs.side_models import ask_side_model, side_model_of
+from features.programs.side_models import ask_service, side_service_of
 from workers.rollout.speaker import NOBODY, Speaker
 
 # Bytes of a request: for each token of the longest row, and beside them.
@@ -195,10 +195,10 @@ class ProgramServer:
         """Has a request answered, and writes the answer."""
         body = await self._body(http)
         content = read_object(body)
-        side_model = side_model_of(content, attempt.spec.models)
-        if side_model is not None:
+        service = side_service_of(content, attempt.spec.services)
+        if service is not None:
             attempt.refuse_if_ended()
-            return web.json_response(await ask_side_model(side_model, content, http.path))
+            return web.json_response(await ask_service(service, content, http.path))
         asked = replace(read_request(protocol, content), speaker=speaker_of(http))
         retry = http.headers.get(RETRY_HEADER, "0")
         pending = attempt.ask(
@@ -370,8 +370,9 @@ def header_text(http: web.Request, name: str) -> str:
 
 def list_models(attempt: Attempt) -> Json:
     """Lists the models that a program may ask: the policy, and those beside it."""
+    asked = [name for service in attempt.spec.services for name in service.names]
     entries = [
         {"id": name, "object": "model", "created": 0, "owned_by": "trainer"}
-        for name in ("policy", *attempt.spec.models)
+        for name in ("policy", *asked)
     ]
     return {"object": "list", "data": entries}

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from features.judges import ModelSettings
+from custom.side_services import SideService
 
 RewardSource = Literal["stdout", "exit_code"]
 
@@ -30,7 +30,7 @@ class ProgramSpec:
         memory_gb: GiB that each of its processes may take; None: any.
         reward_path, reward_name, reward_kwargs: of a reward function.
         max_turn, max_turn_tokens: limits of its own, in place of the config's.
-        models: beside the policy, which it may ask, by name.
+        services: beside the policy, which it may ask.
     """
 
     name: str = ""
@@ -49,7 +49,10 @@ class ProgramSpec:
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_turn: int | None = None
     max_turn_tokens: int | None = None
-    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+    services: tuple[SideService, ...] = ()
+
+    # Who plays its episodes; see workers/rollout/kinds.py.
+    kind: ClassVar[str] = "features.programs.kind:PROGRAM"
 
     @property
     def is_by_hand(self) -> bool:

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from custom.env import Task
+from custom.model_errors import with_cause_first
 from custom.model_usage import USAGE
 from data.conversation import TemplateRefusal
 from data.turn_tokens import TurnTokens
-from features.judges.trial import with_cause_first
 from features.programs.exchange import Answer, Asked, Exited, Refusal
+from features.programs.opening import open_pool
 from features.programs.other_sampling import other_sampling
 from features.programs.pool import ProgramPool
 from features.programs.spec import ProgramSpec
 from training.config import PPOConfig
-from workers.agent_pools import open_program_pool
 from workers.environments.reply import StepReply
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def try_programs(
 ) -> list[str]:
     """Runs each program once; returns what keeps a run with it from beginning."""
     problems: list[str] = []
-    with open_program_pool(config, dict(enumerate(specs)), config.max_model_len) as pool:
+    with open_pool(config, specs, config.max_model_len, None) as pool:
         for index, spec in enumerate(specs):
             trial = _ProgramTrial(config, pool, tokens, spec)
             problems += trial.problems(index, task)
@@ -191,7 +191,7 @@ class _ProgramTrial:
         limit = self.config.data.max_prompt_length
         differences = other_sampling(asked, self.config.actor_rollout_ref.rollout)
         if differences and self.spec.client_sampling == "refuse":
-            return "sampling", f"{'; '.join(differences)} (agent.client_sampling=refuse)"
+            return "sampling", f"{'; '.join(differences)} (programs.client_sampling=refuse)"
         try:
             length = len(asked.prompt_ids)
             if not asked.prompt_ids:

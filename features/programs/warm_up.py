@@ -120,7 +120,7 @@ def warm_up() -> None:
                     FIRST_REQUESTS[name](f"http://127.0.0.1:{server.server_port}")
                 # A program that needs it says what is wrong.
                 except Exception as error:
-                    print(f"agent.preload: {name}: a first request: {error!r}", file=sys.stderr)
+                    print(f"programs.preload: {name}: a first request: {error!r}", file=sys.stderr)
         finally:
             server.shutdown()
             thread.join()

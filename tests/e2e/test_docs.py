@@ -65,23 +65,23 @@ ELSEWHERE = {
     "python scripts/verl_imports.py": "tests/features/verl/test_verl_modules.py",
     "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
     "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/features/run_page/runs/test_pages_run.py",
-    "python main.py CONFIG.yaml agent.command=": "tests/features/programs/runs/test_programs.py",
+    "python main.py CONFIG.yaml programs.command=": "tests/features/programs/runs/test_programs.py",
     "python main.py CONFIG.yaml --serve": "tests/features/programs/runs/test_programs.py",
-    "python main.py CONFIG.yaml agent.mcp_servers.": "tests/features/adapters/runs/test_worlds.py",
     "python main.py CONFIG.yaml agent.tools=[python]": (
         "tests/features/sandbox/test_python_walls.py"
     ),
     'python main.py CONFIG.yaml "trainer.observers=': "docs/observers.md",
     "python -m pytest tests/features/": "docs/features.md",
     "python scripts/replay.py outputs/count": "tests/features/run_page/runs/test_pages_run.py",
-    "python main.py CONFIG.yaml agent.models.": "tests/features/judges/runs/test_side_models.py",
+    "python main.py CONFIG.yaml mcp.servers.": "tests/features/adapters/runs/test_worlds.py",
+    "python main.py CONFIG.yaml judges.models.": "tests/features/judges/runs/test_side_models.py",
     "python main.py CONFIG.yaml trainer.launcher=ray agent.": (
         "tests/features/programs/runs/test_ray_programs.py"
     ),
     "python main.py CONFIG.yaml agent.environment.name=openenv:": (
         "tests/features/adapters/runs/test_worlds.py"
     ),
-    "python main.py CONFIG.yaml agent.verifiers.": (
+    "python main.py CONFIG.yaml programs.verifiers.": (
         "tests/features/programs/runs/test_verifiers_programs.py"
     ),
     "python main.py ARGS": "tests/features/verl/test_verl_keys.py",

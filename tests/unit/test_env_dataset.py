@@ -283,7 +283,7 @@ def test_the_registered_manager_reads_the_environment_from_the_rows(tokenizer):
         reward_model=SimpleNamespace(reward_manager="custom", reward_kwargs={}),
         data=SimpleNamespace(reward_fn_key="data_source"),
         trainer=SimpleNamespace(run_dir="outputs"),
-        agent=SimpleNamespace(models={}),
+        section=lambda kind: kind(),
     )
     manager = load_reward_manager(config, tokenizer, num_examine=0)
     data = batch_of(tokenizer, answers, seed=seeds, environment=described)

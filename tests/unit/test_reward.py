@@ -378,7 +378,7 @@ def make_config(
         ),
         data=SimpleNamespace(reward_fn_key="data_source", max_response_length=8),
         trainer=SimpleNamespace(run_dir="outputs"),
-        agent=SimpleNamespace(models={}),
+        section=lambda kind: kind(),
     )
 
 

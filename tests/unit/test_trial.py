@@ -351,7 +351,7 @@ def test_a_model_that_the_config_lacks_is_named_before_the_environment_that_asks
     finally:
         install_models({})
     assert problem.startswith(
-        "agent.models has no 'judge'; it has: jugde. Did you mean 'jugde'? environment Judged"
+        "judges.models has no 'judge'; it has: jugde. Did you mean 'jugde'? environment Judged"
     )
     assert "must answer" not in problem and problem.count("has no 'judge'") == 1
     assert "test_trial.py" in problem

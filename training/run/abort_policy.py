@@ -122,7 +122,7 @@ class UnscoredWatch:
         if len(self._batches) == WATCHED_STEPS and all_failed > self.limit * all_tried:
             raise EnvironmentsFail(
                 f"{all_failed} of {all_tried} answers of the last three batches have no score, "
-                f"above agent.max_failure_rate={self.limit:g}, as a model of agent.models does "
+                f"above agent.max_failure_rate={self.limit:g}, as a model of judges.models does "
                 "not answer the reward function; the warnings above say why"
             )
 

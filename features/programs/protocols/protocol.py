@@ -232,7 +232,7 @@ def tool_choice_of(body: Json) -> ToolChoice:
     if word is not None and word not in TOOL_CHOICES:
         raise ProtocolError(
             f"tool_choice={json.dumps(choice)} is not served here: what is sampled is the policy's "
-            "own choice; 'auto' and 'none' are, and 'required' as agent.client_sampling says"
+            "own choice; 'auto' and 'none' are, and 'required' as programs.client_sampling says"
         )
     meant = TOOL_CHOICES[word or "auto"]
     if meant == "required" and not body.get("tools"):

@@ -10,23 +10,22 @@ from typing import Any
 
 import torch
 
+from features.programs.opening import program_spec
+from features.programs.settings import DRIVER, ProgramsSettings
 from features.programs.spec import ProgramSpec
 from features.programs.with_verifiers.world import SETTINGS, env_block
 from training.config import PPOConfig
 from training.config.schema.agent import EnvironmentChoice
-from training.config.schema.verifiers import DRIVER
 from workers.model.builder import ModelSpec
 
 # Turns of all agents of an episode; verifiers counts those of each.
 MAX_TURNS = 1_000_000
 
 
-def verifiers_spec(config: PPOConfig, choice: EnvironmentChoice, base: ProgramSpec) -> ProgramSpec:
-    """Returns how the episodes of verifiers' environment are started and paid.
-
-    Args:
-        base: what holds for any program of the config.
-    """
+def verifiers_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
+    """Returns how the episodes of verifiers' environment are started and paid."""
+    python = str(config.section(ProgramsSettings).verifiers.python)
+    base = program_spec(config, replace(choice, command=(python, str(DRIVER))))
     settings = json.dumps(settings_of(config, choice), sort_keys=True)
     variables = {
         SETTINGS: settings,
@@ -48,7 +47,7 @@ def verifiers_spec(config: PPOConfig, choice: EnvironmentChoice, base: ProgramSp
 
 def settings_of(config: PPOConfig, choice: EnvironmentChoice) -> dict[str, Any]:
     """Returns what the other side needs to know: plain data."""
-    verifiers = config.agent.verifiers
+    verifiers = config.section(ProgramsSettings).verifiers
     model = config.actor_rollout_ref.model
     # Those at which the run's engine stops sampling.
     eos_token_ids = ModelSpec(model, str(model.path), torch.device("cpu")).eos_token_ids

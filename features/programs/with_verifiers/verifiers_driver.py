@@ -1,7 +1,7 @@
 """Runs in verifiers' interpreter: as a module it loads the environment, as a program it plays.
 
 Its folder is on that interpreter's path, so that episodes can be forked from a process that has
-imported it (agent.preload). Invariant: this project's folder comes last on the path, behind
+imported it (programs.preload). Invariant: this project's folder comes last on the path, behind
 whatever is installed there.
 """
 

@@ -392,7 +392,7 @@ def test_models_are_taken_by_name_before_and_after_they_are_installed() -> None:
         install_models({"judge": model.settings})
         assert judge.ask("?") == "yes"
         assert list(models) == ["judge"]
-        words = r"agent\.models has no 'jugde'; it has: judge\. Did you mean 'judge'\?"
+        words = r"judges\.models has no 'jugde'; it has: judge\. Did you mean 'judge'\?"
         with pytest.raises(ModelError, match=words):
             models["jugde"]
         # The same settings again keep the cache.

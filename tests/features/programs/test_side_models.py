@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from custom.model_usage import USAGE, Counts, add_counts
+from custom.side_services import SideService
 from features.judges import ModelSettings, install_models
+from features.judges.registry import service_of
 from features.programs.attempt import Deadlines
 from features.programs.exchange import Asked
 from features.programs.pool import ProgramPool
@@ -34,12 +36,9 @@ def no_models_stay() -> Iterator[None]:
     USAGE.take()
 
 
-def judge_at(url: str, **settings: Any) -> dict[str, ModelSettings]:
-    return {
-        "judge": ModelSettings(
-            name="judge", base_url=url, model="m", **({"max_retries": 0} | settings)
-        )
-    }
+def judge_at(url: str, **settings: Any) -> tuple[SideService, ...]:
+    judge = ModelSettings(name="judge", base_url=url, model="m", **({"max_retries": 0} | settings))
+    return (service_of({"judge": judge}),)
 
 
 def pool_of(spec: ProgramSpec, isolation: Any = "thread", **deadlines: Any) -> ProgramPool:
@@ -63,7 +62,7 @@ def counts_of(told: list[Any]) -> dict[str, float]:
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_function_asks_models_by_name_wherever_it_lives(isolation: str) -> None:
     with model_server(say("0.5")) as server:
-        spec = ProgramSpec(function=f"{FILE}:solve", models=judge_at(server.url))
+        spec = ProgramSpec(function=f"{FILE}:solve", services=judge_at(server.url))
         with pool_of(spec, isolation) as pool:
             told = play(pool)
     assert exit_of(told).reward == 1.0, exit_of(told).error
@@ -79,7 +78,7 @@ def test_a_command_asks_a_model_through_the_policys_own_server(
     monkeypatch.setenv("JUDGES_KEY", "secret-1")
     with model_server(say("0.5")) as server:
         models = judge_at(server.url, key_env="JUDGES_KEY")
-        spec = ProgramSpec(command=(sys.executable, str(FILE)), models=models)
+        spec = ProgramSpec(command=(sys.executable, str(FILE)), services=models)
         with pool_of(spec) as pool:
             first = play(pool, key=0)
             second = play(pool, key=1)
@@ -102,7 +101,7 @@ def test_a_reward_function_asks_models_and_its_judges_silence_fails_the_episode_
             command=(sys.executable, str(FILE.with_name("faulty.py")), "well"),
             reward_path=str(FILE),
             reward_name="judged",
-            models=judge_at(server.url, cache="never"),
+            services=judge_at(server.url, cache="never"),
         )
         with pool_of(spec) as pool:
             paid = play(pool, key=0)
@@ -117,7 +116,7 @@ def test_an_sdk_is_told_why_a_model_gave_no_answer_and_does_not_ask_again() -> N
         reply(handler, 503, b"away")
 
     with model_server(down) as server:
-        spec = ProgramSpec(command=(sys.executable, str(FILE)), models=judge_at(server.url))
+        spec = ProgramSpec(command=(sys.executable, str(FILE)), services=judge_at(server.url))
         with pool_of(spec) as pool:
             told = play(pool)
     assert exit_of(told).reward == -424
@@ -130,9 +129,9 @@ def test_an_sdk_is_told_why_a_model_gave_no_answer_and_does_not_ask_again() -> N
 def test_a_judge_that_hangs_ends_its_program_at_the_programs_deadline(way: str) -> None:
     with model_server(hang) as server:
         models = judge_at(server.url)
-        spec = ProgramSpec(command=(sys.executable, str(FILE)), models=models)
+        spec = ProgramSpec(command=(sys.executable, str(FILE)), services=models)
         if way == "function":
-            spec = ProgramSpec(function=f"{FILE}:asks_and_hangs", models=models)
+            spec = ProgramSpec(function=f"{FILE}:asks_and_hangs", services=models)
         with pool_of(spec, step_s=4.0) as pool:
             exited = exit_of(play(pool))
             assert exited.failure == "env_timeout", exited.error
@@ -142,7 +141,7 @@ def test_a_judge_that_hangs_ends_its_program_at_the_programs_deadline(way: str) 
 
 def test_what_a_function_that_was_given_up_had_asked_is_counted_once() -> None:
     with model_server(say("0.5")) as server:
-        spec = ProgramSpec(function=f"{FILE}:asks_and_hangs", models=judge_at(server.url))
+        spec = ProgramSpec(function=f"{FILE}:asks_and_hangs", services=judge_at(server.url))
         with pool_of(spec, step_s=1.0) as pool:
             told = play(pool)
     assert exit_of(told).failure == "env_timeout"
@@ -172,7 +171,7 @@ def judged() -> Iterator[tuple[Served, Any]]:
     with model_server(say("yes")) as server:
         spec = ProgramSpec(
             command=(sys.executable, "-c", "import time; time.sleep(60)"),
-            models=judge_at(server.url),
+            services=judge_at(server.url),
         )
         with pool_of(spec) as pool:
             yield begin(pool), server

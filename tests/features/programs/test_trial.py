@@ -107,7 +107,7 @@ def test_a_module_that_cannot_be_preloaded_is_refused_with_its_cause(
     tried: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     [problem] = tried("print(float(ask()))", preload=("json", "opnai"))
-    assert "agent.preload=[json, opnai]" in problem
+    assert "programs.preload=[json, opnai]" in problem
     assert f"{sys.executable} cannot import opnai (ModuleNotFoundError" in problem
     assert "json (" not in problem and "Traceback" not in problem
     assert "opnai" not in capfd.readouterr().err

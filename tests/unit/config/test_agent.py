@@ -175,7 +175,7 @@ def test_messages_are_not_kept_where_an_environment_tells_them(
     ]
 
 
-@pytest.mark.parametrize("played", ["agent.command=[ls]", "env_template=[{command: [ls]}]"])
+@pytest.mark.parametrize("played", ["programs.command=[ls]", "env_template=[{command: [ls]}]"])
 def test_programs_with_rows_are_validated_with_rows(played: str, runnable: list[str]) -> None:
     without_rows = [*runnable, played, "data.val_files=[]"]
     (problem,) = checked(without_rows, "agent.val_length=32")

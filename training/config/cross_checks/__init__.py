@@ -6,7 +6,7 @@
     critic      the values beside the policy
     rollout     engine, lengths and validation
     rewards     who scores
-    agents      environments, programs and what is recorded of them
+    agents      environments and what is recorded of them
     ranks       ranks, Ray, and training on groups as they finish
 
 What the fields of one section contradict is said by its own methods `problems` and `warnings`.

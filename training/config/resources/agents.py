@@ -9,11 +9,10 @@ from custom.env_calls import located
 from custom.env_factory import environment_names, library_of, taker_of
 from data.brought import folder_without
 from data.loading import load_object
-from training.config.resources.programs import check_program, check_validated_programs
 from training.config.resources.user_code import loading_failure, unusable_object, value_errors
-from training.config.resources.verifiers import check_verifiers
 from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.ppo import PPOConfig
+from workers.rollout.kinds import kind_of_choice, kinds
 
 log = logging.getLogger(__name__)
 
@@ -29,20 +28,25 @@ def check_agents(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
         return
     for number, environment in enumerate(config.environments):
         key = f"env_template[{number}]" if config.env_template else "agent.environment"
-        if environment.is_program and environment.is_of_verifiers:
-            yield from check_verifiers(key, environment, config)
-        elif environment.is_program:
-            yield from check_program(key if config.env_template else "agent", environment)
-        elif not own_data or environment.name != PASSED_AS_OBJECT:
-            yield from _check_environment(key, environment)
-    if not own_data:
-        yield from check_validated_programs(config)
+        kind = kind_of_choice(config, environment)
+        if kind is None:
+            known = ", ".join(kind.name for kind in kinds())
+            yield (
+                f"{key} names a program, and no kind of episodes here plays it; kinds: {known}; "
+                "name an environment, or put the feature back that plays programs"
+            )
+        elif kind.check is not None:
+            yield from kind.load(kind.check)(key, environment, config, own_data)
     yield from _check_tools(config)
 
 
-def _check_environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
+def check_environment(
+    key: str, environment: EnvironmentChoice, config: PPOConfig, own_data: bool
+) -> Iterator[str]:
     """Requires that an environment, whose section is called `key`, is named once and is there."""
     name = environment.name
+    if own_data and name == PASSED_AS_OBJECT:
+        return
     if name and environment.path:
         yield (
             f"{key}.name and {key}.path both name an environment: give one of them; the class in "
@@ -143,10 +147,6 @@ def _check_needs_no_arguments(key: str, make: Callable[..., Any]) -> Iterator[st
 def _check_tools(config: PPOConfig) -> Iterator[str]:
     """Requires that tools can be loaded, and that the python tool has walls around it."""
     tools = config.agent.tools
-    if config.agent.mcp_servers:
-        from features.mcp.mcp_session import require_mcp
-
-        yield from value_errors(require_mcp)
     if not tools:
         return
     from custom.tools import load_tools

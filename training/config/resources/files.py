@@ -10,6 +10,7 @@ from data.names import nearest_name
 from data.prompt_files import SUFFIXES
 from training.config.schema.ppo import PPOConfig
 from training.config.section import PROJECT_ROOT
+from training.config.side_services import tool_sources
 
 # An error lists at most so many names.
 MAX_NAMES_SHOWN = 8
@@ -129,9 +130,9 @@ def check_tasks(config: PPOConfig, own_data: bool) -> Iterator[str]:
             "data.train_files is missing: give a parquet, json or jsonl file, or a list of them; "
             "or something to act in, agent.environment.name"
         )
-    if not acts and (config.agent.tools or config.agent.mcp_servers):
+    if not acts and (config.agent.tools or tool_sources(config)):
         yield (
-            "agent.tools and agent.mcp_servers need an environment, agent.environment.name or "
+            "agent.tools and mcp.servers need an environment, agent.environment.name or "
             ".path, or rows to play, data.train_files"
         )
     validates = config.data.val_files or (acts and config.agent.val_length)

@@ -7,7 +7,6 @@ from typing import Any
 
 from custom.env_calls import located, takes_keyword
 from data.loading import load_extern_object
-from training.config.resources.programs import check_reward_of_programs
 from training.config.resources.user_code import (
     unknown_arguments,
     unusable_file,
@@ -16,6 +15,7 @@ from training.config.resources.user_code import (
 )
 from training.config.schema.ppo import PPOConfig
 from training.config.schema.reward import CustomRewardFunctionConfig
+from workers.rollout.kinds import kind_of_choice
 
 # The trainer passes these to a reward manager; everything else comes from reward_kwargs.
 ARGUMENTS_OF_MANAGERS = ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
@@ -100,6 +100,13 @@ def _manager_problems(config: PPOConfig) -> list[str]:
     return list(check(config)) if callable(check) else []
 
 
+def _own_reward_checks(config: PPOConfig) -> list[Callable[..., Iterator[str]]]:
+    """Lists the checks of reward functions that kinds of the config's environments bring."""
+    chosen = [kind_of_choice(config, choice) for choice in config.environments]
+    own = {kind.check_reward: kind for kind in chosen if kind is not None and kind.check_reward}
+    return [kind.load(place) for place, kind in own.items()]
+
+
 def _check_reward_arguments(config: PPOConfig, own_data: bool) -> Iterator[str]:
     """Requires that the scoring function and the manager take their reward_kwargs."""
     from custom.reward_score import default_compute_score
@@ -113,8 +120,10 @@ def _check_reward_arguments(config: PPOConfig, own_data: bool) -> Iterator[str]:
         function_name = settings.name
     parameters = list(inspect.signature(function).parameters.values())
     if has_function:
-        if any(environment.is_program for environment in config.environments):
-            yield from check_reward_of_programs(function)
+        own_checks = _own_reward_checks(config)
+        if own_checks:
+            for check in own_checks:
+                yield from check(config, function)
         elif config.environments and not config.plays_dataset_rows:
             yield from _check_trajectory_function(config, function)
         elif not own_data:

@@ -7,9 +7,6 @@ from typing import Any, Literal, NamedTuple
 from pydantic import model_validator
 
 from training.config.schema.common import CustomClassConfig
-from training.config.schema.mcp_servers import McpServerChoice, mcp_server_problems
-from training.config.schema.side_models import SideModel, side_model_problems
-from training.config.schema.verifiers import PREFIX, VerifiersConfig
 from training.config.section import (
     Command,
     Fraction,
@@ -27,10 +24,6 @@ from training.config.section import (
 # The name of an environment that a program passes as an object, or that an agent class of one's
 # own brings along.
 PASSED_AS_OBJECT = "given"
-# As a command's first word: the interpreter that the run itself has.
-OWN_PYTHON = ("python", "python3")
-# By this name programs ask for the policy, as by any that is none of agent.models.
-POLICY = "policy"
 # A run with tools and rows that names no environment acts in this one.
 DATASET_ROWS = "custom.envs.dataset_row:DatasetRowEnvironment"
 
@@ -44,8 +37,8 @@ class EnvironmentChoice(Section):
     path: InputPath | None = None  #: Python file with a class of your own
     cls: str | None = None  #: name of the class in that file
     kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
-    command: Command = ()  #: in env_template: a program, as agent.command
-    program: ObjectName | None = None  #: in env_template: a program, as agent.program
+    command: Command = ()  #: in env_template: a program, as programs.command
+    program: ObjectName | None = None  #: in env_template: a program, as programs.function
     #: where it runs; null = process for libraries that run texts, else thread
     isolation: Literal["thread", "process", "ray"] | None = None
     #: calls (threads) or environments at once; null = no limit
@@ -75,17 +68,12 @@ class EnvironmentChoice(Section):
     @property
     def is_set(self) -> bool:
         """Returns whether an environment or a program is named."""
-        return self.name is not None or self.path is not None or self.is_program
+        return self.name is not None or self.path is not None or self.plays_by_itself
 
     @property
-    def is_program(self) -> bool:
+    def plays_by_itself(self) -> bool:
         """Returns whether it is a program, which asks for its turns itself."""
         return bool(self.command) or self.program is not None
-
-    @property
-    def is_of_verifiers(self) -> bool:
-        """Returns whether it is an environment of verifiers."""
-        return self.name is not None and self.name.startswith(PREFIX)
 
 
 class EnvironmentHome(NamedTuple):
@@ -107,21 +95,6 @@ class AgentConfig(Section):
     cls: CustomClassConfig = CustomClassConfig()
     environment: EnvironmentChoice = EnvironmentChoice()
     suite: CustomClassConfig = CustomClassConfig()
-    #: a program that plays: words, or one text, such as "python my_agent.py"
-    command: Command = ()
-    #: FILE.py:NAME of `async def NAME(task, client) -> reward`, in place of a command
-    program: ObjectName | None = None
-    #: modules of the command's interpreter, from whose import programs are forked
-    preload: tuple[str, ...] = ()
-    #: what pays a command: its last line of output, or its exit code
-    program_reward: Literal["stdout", "exit_code"] = "stdout"
-    #: a program's own temperature and the like: sampled as the run does, or refused
-    client_sampling: Literal["override", "refuse"] = "override"
-    #: where programs find the policy: on their own machine alone, or at the node's address (Ray)
-    program_host: Literal["loopback", "node"] = "loopback"
-    #: seconds for which a program's request waits; null = for ever
-    request_timeout_s: PositiveFloat | None = None
-    verifiers: VerifiersConfig = VerifiersConfig()
     #: episodes of a step before ×n; null = data.train_batch_size
     agent_length: PositiveInt | None = None
     #: episodes of a validation, the same every time; 0 = no validation
@@ -133,9 +106,6 @@ class AgentConfig(Section):
     max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
     #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
     tools: tuple[ToolName, ...] = ()
-    #: MCP servers by name, whose tools stand beside these: command, args, … or url
-    #: (features/mcp/README.md)
-    mcp_servers: dict[str, McpServerChoice] = field(default_factory=dict)
     #: how tool calls are written in the model's text
     parser: Literal["json", "react", "function"] = "function"
     #: seconds for one call of the environment; null = no deadline
@@ -158,15 +128,7 @@ class AgentConfig(Section):
     trial_episodes: NonNegativeInt = 4
     #: let a group's members begin differently; otherwise that stops the run
     allow_different_tasks: bool = False
-    #: models beside the policy by name, each a mapping: base_url, model, …
-    #: (features/judges/README.md)
-    models: dict[str, SideModel] = field(default_factory=dict)
     tools_unsafe: bool = False  #: let the python tool run where the kernel gives it no walls
-
-    def problems(self) -> Iterator[str]:
-        """Yields what is wrong with models beside the policy and MCP servers."""
-        yield from side_model_problems(self.models)
-        yield from mcp_server_problems(self.mcp_servers)
 
 
 def turn_length_problems(

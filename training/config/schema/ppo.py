@@ -22,10 +22,10 @@ from training.config.schema.policy import ActorRolloutRefConfig
 from training.config.schema.reward import CustomRewardFunctionConfig, RewardModelConfig
 from training.config.schema.rollout import RolloutConfig
 from training.config.schema.trainer import RayKwargs, TrainerConfig
-from training.config.schema.verifiers import DRIVER
 from training.config.section import InputPath, Section
 from training.core_algos.built_in import estimator_needs
 from training.features import sections as feature_sections
+from workers.rollout.kinds import named_choice
 
 # GiB for a process of an environment whose library runs texts.
 GUARDED_MEMORY_GB = 4.0
@@ -116,32 +116,10 @@ class CoreConfig(Section):
     @property
     def environments(self) -> tuple[EnvironmentChoice, ...]:
         """Lists what the agents act in, in turn; empty where training is on prompts."""
-        python = self.agent.verifiers.python
-        if python is None:
-            return self._named_environments
-        driven = []
-        for choice in self._named_environments:
-            if choice.is_of_verifiers:
-                choice = replace(choice, command=(python, str(DRIVER)))
-            driven.append(choice)
-        return tuple(driven)
-
-    @property
-    def _named_environments(self) -> tuple[EnvironmentChoice, ...]:
-        """Lists the environments as the config names them."""
         if self.env_template:
             return self.env_template
-        agent = self.agent
-        if agent.command or agent.program is not None:
-            program = replace(agent.environment, command=agent.command, program=agent.program)
-            return (program,)
-        # An agent class of one's own may bring its environment.
-        if self.agent.environment.is_set or self.agent.cls.path:
-            return (self.agent.environment,)
-        if self.plays_dataset_rows:
-            prompt_key = {"prompt_key": self.data.prompt_key}
-            return (replace(self.agent.environment, name=DATASET_ROWS, kwargs=prompt_key),)
-        return ()
+        choice = named_choice(self)
+        return () if choice is None else (choice,)
 
     @property
     def acting_in_given(self) -> Self:
@@ -157,11 +135,9 @@ class CoreConfig(Section):
 
         Their rewards are those of prompts: a reward manager's.
         """
-        agent = self.agent
-        is_named = self.env_template or agent.environment.is_set or agent.cls.path
-        is_program = agent.command or agent.program is not None
-        has_tools = agent.tools or agent.mcp_servers
-        return bool(has_tools and self.data.train_files) and not is_named and not is_program
+        if self.env_template or self.agent.environment.is_set:
+            return False
+        return [choice.name for choice in self.environments] == [DATASET_ROWS]
 
     @property
     def environment_home(self) -> EnvironmentHome:
@@ -177,11 +153,6 @@ class CoreConfig(Section):
             network=network,
             memory_gb=settings.memory_gb or (GUARDED_MEMORY_GB if guarded else None),
         )
-
-    @property
-    def program_memory_gb(self) -> float:
-        """Returns what a process of a program may take, in GiB."""
-        return self.agent.environment.memory_gb or GUARDED_MEMORY_GB
 
     @property
     def _guarded_libraries(self) -> list[Library]:

@@ -1,4 +1,4 @@
-"""Computes a step's metrics of the models beside the policy: what was asked, and what it cost."""
+"""Computes a step's metrics of the services beside the policy: what was asked, what it cost."""
 
 from collections.abc import Collection
 from typing import Any
@@ -10,10 +10,10 @@ from training.batch.dynamic_sampling import REWARD_INFO
 
 
 def take_model_metrics(names: Collection[str], batch: DataProto | None = None) -> dict[str, float]:
-    """Returns what was asked of the config's models since the last time that somebody took it.
+    """Returns what was asked of the run's services since the last time that somebody took it.
 
     Args:
-        names: of the models; none: there are no metrics.
+        names: of what may be asked; none: there are no metrics.
         batch: the step's, whose rows without a score are counted.
     Returns:
         `agent/models/NAME/COUNT`, all of them sums but `seconds`, the mean of a call.

@@ -28,7 +28,7 @@ FEW = ("data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2
 
 
 def mcp_config(game: Path, run_dir: Path, kind: str, *overrides: str) -> PPOConfig:
-    server = f"agent.mcp_servers.{kind}"
+    server = f"mcp.servers.{kind}"
     return game_config(
         game, run_dir, *GRPO, *FEW,
         f"agent.cls.path={CALLER}", "agent.cls.name=Caller", "agent.parser=json",
@@ -83,12 +83,12 @@ def test_what_is_wrong_with_servers_is_told_before_a_model_is_loaded(
         build_trainer(config).init_workers()
     wrong = ("a.command=no-such-program", "b.url=http://me:secret@x", "c.env_from=[NO_SUCH]")
     with pytest.raises(ConfigError) as error:
-        game_config(tiny_game, tmp_path, *(f"agent.mcp_servers.{word}" for word in wrong))
+        game_config(tiny_game, tmp_path, *(f"mcp.servers.{word}" for word in wrong))
     text = str(error.value)
-    assert "agent.mcp_servers.a.command=no-such-program: there is no such program here" in text
-    assert "agent.mcp_servers.b.url has a user or password in it" in text
-    assert "agent.mcp_servers.c: give command, of a process, or url" in text
-    assert "agent.mcp_servers.c: NO_SUCH is to be the name of an environment variable" in text
+    assert "mcp.servers.a.command=no-such-program: there is no such program here" in text
+    assert "mcp.servers.b.url has a user or password in it" in text
+    assert "mcp.servers.c: give command, of a process, or url" in text
+    assert "mcp.servers.c: NO_SUCH is to be the name of an environment variable" in text
     assert "secret" not in text
 
 

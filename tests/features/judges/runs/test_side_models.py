@@ -29,7 +29,7 @@ from training.run.abort_policy import EnvironmentsFail
 PROGRAMS = PROJECT / "tests/features/programs/asks_judge.py"
 PARTS = PROJECT / "tests/features/judges/runs/judged_parts.py"
 # Not a try again, which would take its time.
-JUDGE = ("agent.models.judge.model=m", "agent.models.judge.max_retries=0")
+JUDGE = ("judges.models.judge.model=m", "judges.models.judge.max_retries=0")
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def no_models_stay() -> Iterator[None]:
 
 
 def asking(url: str, *overrides: str) -> tuple[str, ...]:
-    return (f"agent.models.judge.base_url={url}", *JUDGE, *overrides)
+    return (f"judges.models.judge.base_url={url}", *JUDGE, *overrides)
 
 
 def counts_of(metrics: dict[str, Any]) -> dict[str, float]:
@@ -69,7 +69,7 @@ def test_environments_ask_wherever_they_live_and_the_step_counts_it(
     tiny_game: Path, tmp_path: Path, isolation: str
 ) -> None:
     with model_server(say("higher")) as server:
-        prices = ("agent.models.judge.price_in=1", "agent.models.judge.cache=never")
+        prices = ("judges.models.judge.price_in=1", "judges.models.judge.cache=never")
         config = game_config(
             tiny_game, tmp_path, *JUDGED, *asking(server.url, *prices),
             f"{AGENT}.isolation={isolation}",
@@ -92,8 +92,8 @@ def test_programs_ask_and_the_step_counts_it_without_their_trial(
     with model_server(say("0.5")) as server:
         config = game_config(
             tiny_game, tmp_path, *GRPO, f"{AGENT}.path=null", f"{AGENT}.cls=null",
-            f"agent.program={PROGRAMS}:solve", "trainer.total_training_steps=1",
-            *asking(server.url, "agent.models.judge.cache=never"),
+            f"programs.function={PROGRAMS}:solve", "trainer.total_training_steps=1",
+            *asking(server.url, "judges.models.judge.cache=never"),
         )  # fmt: skip
         _, [batch] = fit(config)
         # The model's trial, the program's, and two of each episode.
@@ -109,7 +109,7 @@ def test_a_model_that_is_down_for_a_while_costs_episodes_and_not_the_run(
     tiny_game: Path, tmp_path: Path
 ) -> None:
     with model_server(fails(10, 20)) as server:
-        cache = ("agent.models.judge.cache=never", "agent.max_failure_rate=1")
+        cache = ("judges.models.judge.cache=never", "agent.max_failure_rate=1")
         config = game_config(tiny_game, tmp_path, *JUDGED, *asking(server.url, *cache))
         _, batches = fit(config)
     first, second = read_steps(tmp_path)
@@ -146,7 +146,8 @@ def test_rows_without_a_score_are_left_out(tiny_task: Path, tmp_path: Path, mana
             f"custom_reward_function.path={PARTS}", f"custom_reward_function.name={name}",
             f"reward_model.reward_manager={manager}", "data.val_files=null",
             "trainer.total_training_steps=2",
-            *asking(server.url, "agent.models.judge.cache=never", "agent.models.judge.trial=false"),
+            *asking(server.url, "judges.models.judge.cache=never"),
+            "judges.models.judge.trial=false",
         )  # fmt: skip
         _, batches = fit(config)
     first, second = read_steps(tmp_path)
@@ -165,7 +166,8 @@ def test_rows_without_a_score_get_0_where_failures_do(tiny_task: Path, tmp_path:
         config = tiny_config(
             tiny_task, tmp_path, *GRPO, f"custom_reward_function.path={PARTS}",
             "data.val_files=null", "agent.on_failure=zero", "trainer.total_training_steps=1",
-            *asking(server.url, "agent.models.judge.cache=never", "agent.models.judge.trial=false"),
+            *asking(server.url, "judges.models.judge.cache=never"),
+            "judges.models.judge.trial=false",
         )  # fmt: skip
         _, (batch,) = fit(config)
     rows = batch.drop_dummies()
@@ -184,7 +186,8 @@ def test_a_greedy_baseline_without_a_score_leaves_its_group_out(
             tiny_task, tmp_path, "algorithm.adv_estimator=remax",
             f"custom_reward_function.path={PARTS}", "data.val_files=null",
             "trainer.total_training_steps=1", "actor_rollout_ref.actor.ppo_epochs=1",
-            *asking(server.url, "agent.models.judge.cache=never", "agent.models.judge.trial=false"),
+            *asking(server.url, "judges.models.judge.cache=never"),
+            "judges.models.judge.trial=false",
         )  # fmt: skip
         _, (batch,) = fit(config)
     lengths = batch.drop_dummies().batch["response_mask"].sum(1).tolist()
@@ -197,7 +200,7 @@ def test_a_judge_that_hangs_is_a_timeout_of_the_environment(
     with model_server(hang) as server:
         config = game_config(
             tiny_game, tmp_path, *JUDGED,
-            *asking(server.url, "agent.models.judge.trial=false"), "agent.step_timeout_s=1",
+            *asking(server.url, "judges.models.judge.trial=false"), "agent.step_timeout_s=1",
             "trainer.total_training_steps=1", "agent.max_failure_rate=1",
         )  # fmt: skip
         fit(config)
@@ -211,7 +214,8 @@ def test_rows_without_a_score_are_counted_in_validation(tiny_task: Path, tmp_pat
     with model_server(fails(1, 5)) as server:
         config = tiny_config(
             tiny_task, tmp_path, f"custom_reward_function.path={PARTS}", "trainer.val_only=true",
-            *asking(server.url, "agent.models.judge.cache=never", "agent.models.judge.trial=false"),
+            *asking(server.url, "judges.models.judge.cache=never"),
+            "judges.models.judge.trial=false",
         )  # fmt: skip
         trainer = build_trainer(config)
         metrics = trainer.fit()
@@ -228,7 +232,7 @@ def test_a_judge_that_stays_down_ends_the_run_with_the_reason(
         config = tiny_config(
             tiny_task, tmp_path, *GRPO, f"custom_reward_function.path={PARTS}",
             "data.val_files=null", "trainer.total_training_steps=4",
-            *asking(server.url, "agent.models.judge.trial=false"),
+            *asking(server.url, "judges.models.judge.trial=false"),
         )  # fmt: skip
         with pytest.raises(EnvironmentsFail, match="answers of the last three batches have no"):
             fit(config)
@@ -242,20 +246,20 @@ def test_what_is_wrong_with_models_is_told_before_a_model_is_loaded(
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
     config = game_config(tiny_game, tmp_path, *JUDGED, *asking(url))
     with pytest.raises(
-        ConfigError, match=r"agent\.models\.judge: model judge \(m at .*cannot be r"
+        ConfigError, match=r"judges\.models\.judge: model judge \(m at .*cannot be r"
     ):
         build_trainer(config)
     wrong = ("user.base_url=ftp://x", "user.key_env=NO_SUCH_KEY", "opponent.base_url=http://a:b@c")
     with pytest.raises(ConfigError) as error:
-        game_config(tiny_game, tmp_path, *(f"agent.models.{word}" for word in wrong))
+        game_config(tiny_game, tmp_path, *(f"judges.models.{word}" for word in wrong))
     text = str(error.value)
-    assert "agent.models.user.base_url=ftp://x is no URL of a server" in text
-    assert "agent.models.user.model is empty" in text
-    assert "agent.models.user.key_env=NO_SUCH_KEY is the name of an environment variable" in text
-    assert "agent.models.opponent.base_url has a user or password in it" in text
+    assert "judges.models.user.base_url=ftp://x is no URL of a server" in text
+    assert "judges.models.user.model is empty" in text
+    assert "judges.models.user.key_env=NO_SUCH_KEY is the name of an environment variable" in text
+    assert "judges.models.opponent.base_url has a user or password in it" in text
     assert "a:b" not in text
     with pytest.raises(ConfigError, match=r"there is no such key\. Did you mean 'timeout_s"):
-        game_config(tiny_game, tmp_path, *asking(url, "agent.models.judge.timeout=3"))
+        game_config(tiny_game, tmp_path, *asking(url, "judges.models.judge.timeout=3"))
     # Started again by itself, a run does not end for it.
     monkeypatch.setenv("PPO_CORE_ATTEMPT", "2")
 
@@ -297,7 +301,7 @@ def test_a_real_vllm_server_judges(tiny_game: Path, tmp_path: Path) -> None:
                 time.sleep(0.5)
         config = game_config(
             tiny_game, tmp_path / "run", *JUDGED, "trainer.total_training_steps=1",
-            f"agent.models.judge.base_url={url}/v1", "agent.models.judge.model=tiny",
+            f"judges.models.judge.base_url={url}/v1", "judges.models.judge.model=tiny",
         )  # fmt: skip
         fit(config)
         unknown = ModelSettings(name="judge", base_url=f"{url}/v1", model="other")

@@ -109,7 +109,7 @@ def check(batches: list[DataProto], folder: Path, name: str) -> None:
 def test_a_program_of_openais_sdk_is_trained_token_for_token(
     tiny_game: Path, tmp_path: Path
 ) -> None:
-    batches = train(tiny_game, tmp_path, "plain", "agent.preload=[openai]")
+    batches = train(tiny_game, tmp_path, "plain", "programs.preload=[openai]")
     check(batches, tmp_path, "plain")
 
 

@@ -41,11 +41,11 @@ TRAINED = ("trained", "clipped", "no_spread", "zero_advantage")
 
 
 def running(command: str) -> tuple[str, ...]:
-    return (*NO_ENVIRONMENT, f"agent.command={command}")
+    return (*NO_ENVIRONMENT, f"programs.command={command}")
 
 
 def calling(name: str) -> tuple[str, ...]:
-    return (*NO_ENVIRONMENT, f"agent.program={SOLVE}:{name}")
+    return (*NO_ENVIRONMENT, f"programs.function={SOLVE}:{name}")
 
 
 def trained_on(batches: list[DataProto]) -> list[dict[str, torch.Tensor]]:
@@ -208,31 +208,31 @@ def test_a_reward_function_sees_what_a_program_did(tiny_game: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (("agent.command=nowhere-at-all x.py",), "'nowhere-at-all' is no program"),
-        ((f"agent.command={sys.executable} nowhere.py",), "there is no file nowhere.py"),
-        ((f"agent.program={SOLVE}:judge",), "must be `async def judge"),
-        ((f"agent.program={SOLVE}:none",), "none"),
-        ((f"agent.program={SOLVE}:solve", "agent.command=ls"), "give one of them"),
-        (("agent.command=ls", "agent.tools=[calculator]"), "its own tools with each request"),
-        (("agent.command=ls", "agent.mcp_servers.x.command=ls"), "its own tools with each request"),
+        (("programs.command=nowhere-at-all x.py",), "'nowhere-at-all' is no program"),
+        ((f"programs.command={sys.executable} nowhere.py",), "there is no file nowhere.py"),
+        ((f"programs.function={SOLVE}:judge",), "must be `async def judge"),
+        ((f"programs.function={SOLVE}:none",), "none"),
+        ((f"programs.function={SOLVE}:solve", "programs.command=ls"), "give one of them"),
+        (("programs.command=ls", "agent.tools=[calculator]"), "its own tools with each request"),
+        (("programs.command=ls", "mcp.servers.x.command=ls"), "its own tools with each request"),
         (
-            ("agent.command=ls", "agent.models.policy={base_url: 'http://a/v1', model: m}"),
-            "agent.models.policy: by this name programs ask the policy",
+            ("programs.command=ls", "judges.models.policy={base_url: 'http://a/v1', model: m}"),
+            "judges.models.policy: by this name programs ask the policy",
         ),
-        (("agent.command=ls", "agent.program_host=node"), "set trainer.launcher=ray, or take it"),
-        (("agent.program_host=node", "agent.environment.name=x:y"), "is a program's"),
+        (("programs.command=ls", "programs.host=node"), "set trainer.launcher=ray, or take it"),
+        (("programs.host=node", "agent.environment.name=x:y"), "is a program's"),
         (
             (
-                f"agent.program={SOLVE}:solve",
+                f"programs.function={SOLVE}:solve",
                 "agent.environment.isolation=ray",
                 "trainer.launcher=ray",
                 "trainer.nnodes=2",
             ),
             "may run on another node than the server that it asks",
         ),
-        (("agent.command=ls", "agent.preload=[json]"), "agent.preload forks a command"),
-        (("agent.preload=[json]", "agent.environment.name=x:y"), "set agent.command"),
-        (("agent.command=ls", "agent.observation_loss_coef=0.1"), "observation_loss_coef=0.1"),
+        (("programs.command=ls", "programs.preload=[json]"), "programs.preload forks a command"),
+        (("programs.preload=[json]", "agent.environment.name=x:y"), "set programs.command"),
+        (("programs.command=ls", "agent.observation_loss_coef=0.1"), "observation_loss_coef=0.1"),
     ],
 )
 def test_what_cannot_run_is_told_before_a_run(
@@ -270,7 +270,7 @@ def test_sampling_of_ones_own_is_counted_or_told_by_the_trial(
     fit(config)
     [step] = read_steps(tmp_path)
     assert step["agent/info/program_overridden/mean"] == 1.0
-    config = game_config(tiny_game, tmp_path, *wants, "agent.client_sampling=refuse")
+    config = game_config(tiny_game, tmp_path, *wants, "programs.client_sampling=refuse")
     with pytest.raises(ConfigError, match=r"policy's own choice.*client_sampling=refuse"):
         fit(config)
 
@@ -280,7 +280,7 @@ def test_a_model_is_served_to_programs_that_somebody_starts(
 ) -> None:
     words = ["configs/quickstart_program.yaml", "--serve", f"{tiny_game}/model"]
     # A judge that nobody asks, and that is not there.
-    words += ["agent.models.judge.base_url=http://127.0.0.1:9/v1", "agent.models.judge.model=m"]
+    words += ["judges.models.judge.base_url=http://127.0.0.1:9/v1", "judges.models.judge.model=m"]
     serving = subprocess.Popen(
         [sys.executable, "main.py", *words],
         cwd=PROJECT,

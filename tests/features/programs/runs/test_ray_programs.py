@@ -31,8 +31,8 @@ def test_ranks_play_programs_that_ask_a_judge_beside_tools_of_an_mcp_server(
             tiny_game, tmp_path, "counter",
             *NO_ENVIRONMENT, f"env_template=[{', '.join(entries)}]",
             "agent.agent_length=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6",
-            "agent.program_host=node", f"agent.models.judge.base_url={judge.url}",
-            "agent.models.judge.model=m", "agent.models.judge.cache=never",
+            "programs.host=node", f"judges.models.judge.base_url={judge.url}",
+            "judges.models.judge.model=m", "judges.models.judge.cache=never",
             "trainer.launcher=ray", "trainer.n_gpus_per_node=2",
             "trainer.total_training_steps=1",
         )  # fmt: skip

@@ -146,7 +146,7 @@ def playing(
         "agent.environment.cls=null",
         "agent.environment.name=verifiers:nemo_gym",
         f"agent.environment.kwargs={{dataset: {dataset}, task: {task}, env: {env}}}",
-        f"agent.verifiers.python={python}",
+        f"programs.verifiers.python={python}",
         "agent.agent_length=2",
         "actor_rollout_ref.rollout.n=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
@@ -299,8 +299,8 @@ def check_log_probs(rows: list[Row], model: Path) -> None:
 def test_every_sampled_token_is_trained_in_one_row_with_its_log_prob(
     caller: Path, gym: Path, tmp_path: Path, verifiers_python: str, sampled: list[Sampled]
 ) -> None:
-    """Two agents, both of which are trained, in conversations that go on."""
-    trained = ("agent.verifiers.trained=[user, assistant]", "algorithm.adv_estimator=rae")
+    """Two agents, both of which are trained, play in conversations that go on."""
+    trained = ("programs.verifiers.trained=[user, assistant]", "algorithm.adv_estimator=rae")
     batch, _ = train(caller, tmp_path, *playing(gym, verifiers_python, TWO), *trained)
     assert sum(entry["info"]["program_grows"] for entry in facts_of(batch)) > 0
     check_tokens(batch, sampled, caller / "model")
@@ -400,7 +400,7 @@ def test_an_environment_of_two_agents_trains_the_one_that_it_lets_be_trained(
 def test_both_agents_are_trained_where_the_settings_say_so(
     caller: Path, gym: Path, tmp_path: Path, verifiers_python: str
 ) -> None:
-    trained = "agent.verifiers.trained=[user, assistant]"
+    trained = "programs.verifiers.trained=[user, assistant]"
     roles = check_two_agents(
         caller, gym, tmp_path, verifiers_python, trained, "algorithm.adv_estimator=rae"
     )
@@ -445,11 +445,14 @@ def test_what_verifiers_refuses_is_told_before_a_model_is_loaded(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (("agent.verifiers.python=/nowhere/python",), "there is no such program"),
-        ((f"agent.verifiers.python={sys.executable}",), "has no verifiers; `make verifiers-env`"),
+        (("programs.verifiers.python=/nowhere/python",), "there is no such program"),
+        (
+            (f"programs.verifiers.python={sys.executable}",),
+            "has no verifiers; `make verifiers-env`",
+        ),
         (("agent.environment.kwargs={env: 3}",), "kwargs.env=3 must be a mapping"),
         (("agent.environment.kwargs={env: {taskset: {}}}",), "a taskset's settings stand in"),
-        (("agent.program_reward=exit_code",), "verifiers says itself"),
+        (("programs.reward=exit_code",), "verifiers says itself"),
     ],
 )
 def test_an_interpreter_or_settings_that_do_not_fit_are_told_in_a_line(
@@ -460,7 +463,7 @@ def test_an_interpreter_or_settings_that_do_not_fit_are_told_in_a_line(
         "agent.environment.cls=null",
         "agent.environment.name=verifiers:nemo_gym",
     )
-    python = ("agent.verifiers.python=sh",)
+    python = ("programs.verifiers.python=sh",)
     with pytest.raises(ConfigError) as caught:
         game_config(tiny_game, tmp_path, *own, *python, *settings)
     assert sentence in str(caught.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from training.config.resources import verifiers as resources
+from features.programs.with_verifiers import checks as resources
 
 NO_ANSWER = "did not answer within 1 s when asked for its packages"
 NO_PYTHON = "is no Python: asked for its packages it said "

@@ -1,13 +1,20 @@
-"""Holds the settings of MCP servers, whose tools stand beside `agent.tools`."""
+"""The settings of MCP servers, whose tools stand beside `agent.tools`."""
 
+import importlib.metadata
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from training.config.schema.side_models import NAME, url_problems
+from training.config.names_and_urls import NAME, url_problems
 from training.config.section import PositiveFloat, Section
+
+if TYPE_CHECKING:
+    pass
+
+# The major version of the package whose names are used here.
+MCP_VERSION = "2"
 
 
 class McpServerChoice(Section):
@@ -29,10 +36,26 @@ class McpServerChoice(Section):
     start_timeout_s: PositiveFloat = 60.0  #: seconds until its tools are listed
 
 
+class McpSettings(Section):
+    """Tools that other programs serve by the Model Context Protocol."""
+
+    #: servers by name, whose tools stand beside agent.tools: command, args, … or url (docs/mcp.md)
+    servers: dict[str, McpServerChoice] = field(default_factory=dict)
+
+    def problems(self) -> Iterator[str]:
+        """Yields what is wrong with a server's settings, or that the package is missing."""
+        yield from mcp_server_problems(self.servers)
+        if self.servers:
+            try:
+                require_mcp()
+            except ValueError as error:
+                yield str(error)
+
+
 def mcp_server_problems(servers: Mapping[str, McpServerChoice]) -> Iterator[str]:
-    """Yields what is wrong with `agent.mcp_servers`; none of them is started."""
+    """Yields what is wrong with `mcp.servers`; none of them is started."""
     for name, server in servers.items():
-        key = f"agent.mcp_servers.{name}"
+        key = f"mcp.servers.{name}"
         if not NAME.fullmatch(name):
             yield f"{key}: a name has up to 40 letters, digits, _ or -, and begins with a letter"
         if (server.command is None) == (server.url is None):
@@ -47,3 +70,18 @@ def mcp_server_problems(servers: Mapping[str, McpServerChoice]) -> Iterator[str]
                     f"{key}: {variable} is to be the name of an environment variable, and none "
                     "of that name is set here"
                 )
+
+
+def require_mcp() -> None:
+    """Raises ValueError where the package is missing, or another major version is there."""
+    try:
+        version = importlib.metadata.version("mcp")
+    except importlib.metadata.PackageNotFoundError:
+        raise ValueError(
+            f"mcp.servers needs the package: pip install 'mcp>={MCP_VERSION},<3'"
+        ) from None
+    if version.partition(".")[0] != MCP_VERSION:
+        raise ValueError(
+            f"mcp.servers needs mcp {MCP_VERSION}.x, and {version} is installed: "
+            f"pip install 'mcp>={MCP_VERSION},<3'"
+        )

@@ -1,4 +1,8 @@
-"""The errors of a question to a model that has no answer."""
+"""What a question to a model beside the policy raises where it has no answer.
+
+Invariant: whoever runs an environment or a reward function knows by these types that neither the
+environment nor the function is to blame.
+"""
 
 from typing import Literal, TypeAlias
 
@@ -44,3 +48,17 @@ class UnknownModel(ModelError):
 
 class ModelTimeout(ModelError, TimeoutError):
     """Reports that a model did not answer in time; a tool's call then counts as `timeout`."""
+
+
+def with_cause_first(message: str, description: str) -> str:
+    """Returns a message with a crash's description; that the config lacks a model comes first.
+
+    Args:
+        message: which trial the crash was in.
+        description: by `custom.env_calls.describe`.
+    """
+    first, _, frames = description.partition("\n")
+    kind, _, cause = first.partition(": ")
+    if not kind.endswith(UnknownModel.__name__):
+        return f"{message}: {description}"
+    return f"{cause} {message}:\n{frames}"

@@ -15,7 +15,8 @@ from functools import cache
 from typing import NamedTuple
 
 from custom.confine import kill_tree
-from training.config.resources.programs import check_server
+from features.programs.checks import check_server
+from features.programs.settings import ProgramsSettings
 from training.config.schema.agent import EnvironmentChoice
 from training.config.schema.ppo import PPOConfig
 
@@ -51,27 +52,30 @@ class Interpreter(NamedTuple):
     fault: str = ""
 
 
-def check_verifiers(key: str, choice: EnvironmentChoice, config: PPOConfig) -> Iterator[str]:
+def check_verifiers(
+    key: str, choice: EnvironmentChoice, config: PPOConfig, own_data: bool
+) -> Iterator[str]:
     """Requires an interpreter with verifiers, and settings that its episodes can have.
 
     Args:
         key: the section that names the environment.
     """
+    programs = config.section(ProgramsSettings)
     yield from check_server(key)
-    yield from python_refusals(str(config.agent.verifiers.python))
+    yield from python_refusals(str(programs.verifiers.python))
     if choice.prompt_template is not None:
         yield (
-            f"{key}.prompt_template words what an adapter says; agent.verifiers.python has "
+            f"{key}.prompt_template words what an adapter says; programs.verifiers.python has "
             "verifiers speak for itself: take one of them out"
         )
     if config.custom_reward_function.path is not None:
         yield (
             "custom_reward_function.path: episodes that verifiers plays have their task's own "
-            "rewards; take it out, or agent.verifiers.python"
+            "rewards; take it out, or programs.verifiers.python"
         )
-    if config.agent.program_reward != "stdout":
+    if programs.reward != "stdout":
         yield (
-            f"agent.program_reward={config.agent.program_reward} is for agent.command; "
+            f"programs.reward={programs.reward} is for programs.command; "
             "verifiers says itself what its episodes earn: take it out"
         )
     yield from _check_block(key, choice)
@@ -88,7 +92,7 @@ def _check_block(key: str, choice: EnvironmentChoice) -> Iterator[str]:
 
 def python_refusals(python: str) -> Iterator[str]:
     """Requires that the interpreter runs, and has a version that fits."""
-    key = f"agent.verifiers.python={python}"
+    key = f"programs.verifiers.python={python}"
     if shutil.which(python) is None:
         yield f"{key}: there is no such program; {HINT}"
         return
