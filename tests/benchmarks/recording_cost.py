@@ -26,14 +26,14 @@ from features.records.token_origins import TokenOrigins
 from features.records.token_record import TokenRecorder
 from training.building import build_trainer
 from training.config.loader import load_config
-from workers import multi_turn_rollout
+from workers import agent_rollout
 
 PARTS = (
     (TokenOrigins, "of_episode"),
-    (multi_turn_rollout, "row_records"),
-    (multi_turn_rollout, "episode_record"),
-    (multi_turn_rollout, "encode_record"),
-    (multi_turn_rollout, "origin_matrix"),
+    (agent_rollout, "row_records"),
+    (agent_rollout, "episode_record"),
+    (agent_rollout, "encode_record"),
+    (agent_rollout, "origin_matrix"),
     (TokenRecorder, "see"),
     (TokenRecorder, "take"),
     (EpisodeRecorder, "begin_update"),
