@@ -21,7 +21,12 @@ TITLES = {
 }
 API_PAGES: dict[str, tuple[str, ...]] = {
     "environments": ("custom.env", "custom.env_suite", "custom.env_dataset"),
-    "agents": ("custom.agent", "workers.rollout.episode", "workers.multi_turn_rollout"),
+    "agents": (
+        "custom.agent",
+        "workers.rollout.episode",
+        "workers.agent_rollout",
+        "workers.multi_turn_rollout",
+    ),
     "tools": (
         "custom.tools.definition",
         "custom.tools.calls",
