@@ -133,7 +133,7 @@ def flat_settings(text: str) -> dict[str, Any]:
         raise ValueError("it is empty" if settings is None else "it holds no settings")
     flat = pd.json_normalize(settings).iloc[0].to_dict()
     moved = moved_keys()
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in flat.items():
         # A damaged file may have numbers for keys.
         name = moved.get(str(key), str(key))
