@@ -15,9 +15,7 @@ OWN = {"actor/mean_ratio", "mine/tokens"}
 
 
 @pytest.fixture(autouse=True)
-def every_metric_has_a_sentence(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[None]:
+def every_metric_has_a_sentence(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     """Looks, after a test, at the metrics of the runs in its folder."""
     yield
     # A feature's other tests make files of runs by hand.
