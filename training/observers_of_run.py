@@ -60,7 +60,7 @@ def _of_features(run: ObservedRun) -> dict[str, Observer]:
     for name, feature in brought:
         try:
             observer = load_object(str(feature.observer), f"feature {name}")(run)
-        except (MemoryError, OSError):
+        except MemoryError:
             raise
         except Exception:
             if training.observers.RAISES:
