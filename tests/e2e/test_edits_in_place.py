@@ -38,7 +38,7 @@ GRPO_BODY = """    advantages = groups.deviations  # (batch,)
         advantages = advantages / (groups.score_std() + epsilon)
     return groups.advantages(advantages)
 """
-HALVED = Edit(GROUPS, "(groups.score_std() + epsilon)", "(2 * groups.score_std() + epsilon)")
+HALVED = Edit(GROUPS, GRPO_BODY, GRPO_BODY.replace("groups.score_std()", "2 * groups.score_std()"))
 EDITS = {
     "a loss that clips on both sides": Edit(
         "training/core_algos/policy_losses.py",
