@@ -31,7 +31,7 @@ PLAYERS = ("random", "garbage", "quitting", "cut")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """Holds what one player got: means over its episodes that did not crash.
 
     Attributes:
@@ -66,7 +66,7 @@ class Trial:
             crashed.
     """
 
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, TrialOutcome]
     max_turns: int | None
     differs: bool
     samples_actions: bool
@@ -217,7 +217,7 @@ def _all_equal(conversations: Sequence[list[Message]]) -> bool:
     return all(conversation == conversations[0] for conversation in conversations)
 
 
-def _outcome(episodes: Sequence[TrialEpisode]) -> Outcome:
+def _outcome(episodes: Sequence[TrialEpisode]) -> TrialOutcome:
     errors = [episode.error for episode in episodes if episode.error]
     rewards_and_turns = [
         (episode.reward, episode.turns) for episode in episodes if not episode.error
@@ -227,7 +227,7 @@ def _outcome(episodes: Sequence[TrialEpisode]) -> Outcome:
     rewards = [reward for reward, _ in rewards_and_turns]
     if rewards_and_turns:
         mean_reward, mean_turns = np.mean(rewards_and_turns, axis=0).tolist()
-    return Outcome(
+    return TrialOutcome(
         reward=mean_reward,
         least=min(rewards, default=0.0),
         most=max(rewards, default=0.0),

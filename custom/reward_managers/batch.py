@@ -5,7 +5,7 @@ from typing import Any
 from custom.env import BadRewardFunction, RewardFunctionRaised
 from custom.env_calls import raised
 from custom.model_errors import ModelError
-from custom.reward_managers.naive import NaiveRewardManager, Sample
+from custom.reward_managers.naive import NaiveRewardManager, RewardSample
 from custom.reward_managers.registry import register_reward_manager
 from custom.reward_managers.unscored import Unscored
 
@@ -28,7 +28,7 @@ class BatchRewardManager(NaiveRewardManager):
             "takes lists"
         ]
 
-    def _score(self, samples: list[Sample]) -> list[Any]:
+    def _score(self, samples: list[RewardSample]) -> list[Any]:
         try:
             answer = self.compute_score(
                 data_sources=[sample.data_source for sample in samples],

@@ -1,6 +1,6 @@
 """The default reward manager: a function scores row by row.
 
-    row's columns + decoded response -> Sample -> compute_score -> a number, or a dict with "score"
+    columns + decoded response -> RewardSample -> compute_score -> a number, or a dict with "score"
 
 Invariant: a row's score lies on its last sampled token, and a function that fails, or returns no
 number, is an error that names the row; but where it is a model beside the policy that fails
@@ -37,7 +37,7 @@ MAX_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True)
-class Sample:
+class RewardSample:
     """Holds one row as a scoring function sees it; see its arguments in NaiveRewardManager."""
 
     row: int
@@ -146,7 +146,9 @@ class NaiveRewardManager:
             return {"reward_tensor": rewards, "reward_extra_info": infos}
         return rewards
 
-    def _read_samples(self, tensors: TensorDict, columns: Mapping[str, np.ndarray]) -> list[Sample]:
+    def _read_samples(
+        self, tensors: TensorDict, columns: Mapping[str, np.ndarray]
+    ) -> list[RewardSample]:
         """Makes a sample of each row; ValueError where a row has no ground truth."""
         texts = decode_sampled(self.tokenizer, tensors)
         nothing = [None] * len(texts)
@@ -161,7 +163,7 @@ class NaiveRewardManager:
             extra_info = dict(extra_infos[row] or {})
             extra_info["num_turns"] = num_turns[row]
             extra_info["rollout_reward_scores"] = rollout_scores[row] or {}
-            sample = Sample(
+            sample = RewardSample(
                 row=row,
                 data_source=columns[self.reward_fn_key][row],
                 solution_str=text,
@@ -171,7 +173,7 @@ class NaiveRewardManager:
             samples.append(sample)
         return samples
 
-    def _score(self, samples: list[Sample]) -> list[Any]:
+    def _score(self, samples: list[RewardSample]) -> list[Any]:
         """Calls the scoring function; returns what it returned for each sample."""
         results = []
         for sample in samples:
@@ -201,7 +203,7 @@ class NaiveRewardManager:
         return [min((begin - length) / self.buffer.len * factor, 0.0) for length in lengths]
 
     def _print_examples(
-        self, tensors: TensorDict, samples: list[Sample], scores: list[float]
+        self, tensors: TensorDict, samples: list[RewardSample], scores: list[float]
     ) -> None:
         num_printed: Counter[str] = Counter()
         for sample, score in zip(samples, scores, strict=True):
@@ -231,7 +233,7 @@ def _name_of(function: Any) -> str:
     return name if name.isidentifier() else "compute_score"
 
 
-def _score_of(result: Any, sample: Sample, function: str) -> float:
+def _score_of(result: Any, sample: RewardSample, function: str) -> float:
     """Returns the number in what the scoring function returned; ValueError names the row."""
     if isinstance(result, Unscored):
         return 0.0

@@ -18,7 +18,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from custom.env import RewardFunctionRaised
 from custom.model_usage import USAGE
-from custom.reward_managers.naive import NaiveRewardManager, Sample
+from custom.reward_managers.naive import NaiveRewardManager, RewardSample
 from custom.reward_managers.prime_process import Scored, begin_process, score_from_file
 from custom.reward_managers.registry import register_reward_manager
 from custom.side_services import installed_services
@@ -64,7 +64,7 @@ class PrimeRewardManager(NaiveRewardManager):
         self.pool.schedule(os.getpid)
         weakref.finalize(self, _end_pool, self.pool)
 
-    def _score(self, samples: list[Sample]) -> list[Any]:
+    def _score(self, samples: list[RewardSample]) -> list[Any]:
         futures = [self._schedule(sample) for sample in samples]
         results = []
         for sample, future in zip(samples, futures, strict=True):
@@ -72,7 +72,7 @@ class PrimeRewardManager(NaiveRewardManager):
             results.append(self._result_of(sample, future))
         return results
 
-    def _schedule(self, sample: Sample) -> Future[Scored]:
+    def _schedule(self, sample: RewardSample) -> Future[Scored]:
         arguments = {
             "data_source": sample.data_source,
             "solution_str": sample.solution_str,
@@ -86,7 +86,7 @@ class PrimeRewardManager(NaiveRewardManager):
             timeout=self.timeout_s,
         )
 
-    def _result_of(self, sample: Sample, future: Future[Scored]) -> Any:
+    def _result_of(self, sample: RewardSample, future: Future[Scored]) -> Any:
         """Waits for a row's result; 0 where its process hung or died."""
         try:
             failure, result, usage = future.result()

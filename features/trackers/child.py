@@ -29,7 +29,7 @@ RUNS = {
 LOOK_S = 5.0
 
 
-class Run(Protocol):
+class TrackedRun(Protocol):
     """A tracker's run, which its constructor opens or continues.
 
     Attributes:
@@ -75,7 +75,7 @@ def take_streams() -> tuple[TextIO, TextIO]:
 
 def serve(name: str, requests: TextIO) -> Iterator[dict[str, Any]]:
     """Yields the answer to each request; where they end without a close the run is closed."""
-    run: Run | None = None
+    run: TrackedRun | None = None
     for line in requests:
         request = json.loads(line)
         try:
@@ -101,10 +101,10 @@ def serve(name: str, requests: TextIO) -> Iterator[dict[str, Any]]:
         run.close(failed=True)
 
 
-def open_run(name: str, settings: TrackerSettings, run_id: str | None) -> Run:
+def open_run(name: str, settings: TrackerSettings, run_id: str | None) -> TrackedRun:
     """Opens a run of the tracker of this name, or goes on with one."""
     module, cls = RUNS[name]
-    run: Run = getattr(importlib.import_module(f"features.trackers.{module}"), cls)(
+    run: TrackedRun = getattr(importlib.import_module(f"features.trackers.{module}"), cls)(
         settings, run_id
     )
     return run

@@ -21,8 +21,6 @@ from tests.conftest import PROJECT
 FOLDERS = sorted(file.parent.name for file in (PROJECT / "features").glob("*/__init__.py"))
 # Those that CI deletes; the others are slow tests.
 IN_CI = ("alarms", "programs", "trackers")
-# Folders that something else still needs: each is to be taken out of here.
-STILL_NEEDED = ("alarms", "judges", "mcp", "programs", "records", "run_page", "trackers")
 # Unit tests of the core that take seconds, whatever features are there.
 QUICK_TESTS = (
     "tests/unit/config/test_command_line.py",
@@ -49,8 +47,6 @@ for file in sorted(pathlib.Path("configs").glob("*.yaml")):
 
 def case(name: str) -> object:
     marks = [] if name in IN_CI else [pytest.mark.slow]
-    if name in STILL_NEEDED:
-        marks.append(pytest.mark.xfail(reason="something else still imports it", strict=True))
     return pytest.param(name, marks=marks)
 
 
