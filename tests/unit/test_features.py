@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from features.alarms.settings import AlarmSettings
 from features.supervisor.settings import SupervisorSettings
 from scripts.feature_index import index
 from tests.conftest import PROJECT
@@ -125,6 +126,16 @@ def test_an_older_key_is_read_in_yaml_and_said_in_one_line(
 def test_an_older_key_is_read_on_the_command_line(caplog: pytest.LogCaptureFixture) -> None:
     assert restarts_of(load(f"{OLD}=3")) == 3
     assert caplog.messages == [f"{OLD} is called {NEW} now (command line)"]
+
+
+def test_an_older_keys_word_is_read_as_the_settings_that_it_is_called_now(tmp_path: Path) -> None:
+    """To YAML a bare `off` is false; where the setting has the word it is meant."""
+    file = tmp_path / "run.yaml"
+    file.write_text("alarms: {mode: off}")
+    for argv in (["trainer.alarms=off"], ["alarms.mode=off"], [str(file)]):
+        assert load(*argv).section(AlarmSettings).mode == "off"
+    file.write_text("trainer: {alarms: off}")
+    assert load(str(file)).section(AlarmSettings).mode == "off"
 
 
 def test_an_older_key_is_taken_back(tmp_path: Path) -> None:
