@@ -15,6 +15,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import CodeType, ModuleType
 
 logger = logging.getLogger(__name__)
@@ -146,6 +147,34 @@ class InsideMovedPackages(importlib.abc.MetaPathFinder):
         return moved_spec(fullname, new, silent=True)
 
 
+class LeftFolders(importlib.abc.MetaPathFinder):
+    """Finds a package that has moved and whose old folder is still there, with compiled files.
+
+    Git leaves such a folder, and Python takes it for a package without files.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns a spec that loads the package from its new place; None: it has not moved."""
+        if path is None or not _is_ours(fullname):
+            return None
+        name = fullname.rpartition(".")[2]
+        if not any(_is_left(Path(folder, name)) for folder in path):
+            return None
+        new = new_name(fullname)
+        if new is None:
+            return None
+        return moved_spec(fullname, new, silent=False)
+
+
+def _is_left(folder: Path) -> bool:
+    """Checks whether a folder is no package, and no module stands beside it."""
+    if not folder.is_dir():
+        return False
+    return not (folder / "__init__.py").exists() and not folder.with_suffix(".py").exists()
+
+
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in PACKAGES
 
@@ -153,5 +182,6 @@ def _is_ours(module: str) -> bool:
 def install() -> None:
     """Lets the older names be found in this process, once."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, LeftFolders())
         sys.meta_path.insert(0, InsideMovedPackages())
         sys.meta_path.append(MovedModules())

@@ -135,15 +135,10 @@ def place_of(verl_module: str, name: str) -> str | None:
     """Returns the module here that has a name of a module of verl's; None where none has it."""
     for module_name in modules_here(verl_module):
         module = _imported(module_name)
-        if module is not None and _has_name(module, name):
+        # A package offers names that it resolves at first use in its `dir`.
+        if module is not None and name in dir(module):
             return module_name
     return None
-
-
-def _has_name(module: ModuleType, name: str) -> bool:
-    """Checks whether a module has a name of its own, or offers it at its first use."""
-    names = vars(module)
-    return name in names or name in names.get("__all__", ())
 
 
 def _is_verls(module: str) -> bool:

@@ -161,7 +161,7 @@ def test_a_link_to_an_older_key_finds_it() -> None:
 
 def test_a_wrong_value_of_an_older_key_is_told_under_its_name_now() -> None:
     (problem,) = problems_of(f"{OLD}=-1")
-    assert problem.startswith(f"{NEW}=-1 (command line)")
+    assert problem.startswith(f"{NEW}='-1' (command line)")
 
 
 def test_the_saved_config_of_an_older_run_is_read_with_one_line(
@@ -212,6 +212,18 @@ def test_what_lies_in_an_older_package_is_no_copy() -> None:
         "contrib.memory_plan is called features.memory_plan now",
         "contrib.verl is called features.verl now",
     ]
+
+
+def test_the_folder_that_git_leaves_behind_hides_no_moved_package(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    for package in ("contrib", "custom", "data", "features", "training"):
+        shutil.copytree(PROJECT / package, checkout / package)
+    (checkout / "training/run/alarms/__pycache__").mkdir(parents=True, exist_ok=True)
+    said = run_python(
+        "import training.run.alarms as old\nimport features.alarms as new\nassert old is new, old",
+        folder=checkout,
+    )
+    assert said == "training.run.alarms is called features.alarms now\n"
 
 
 def test_a_pickle_of_an_older_module_finds_its_class() -> None:

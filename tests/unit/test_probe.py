@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
 from tests.unit.test_actor_critic import make_update, small_device
-from training.config import ActorConfig, AgentConfig, PPOConfig, TrainerConfig, UpdatePlan
+from training.config import ActorConfig, PPOConfig, UpdatePlan
+from training.config.loader import load_config
+from training.features import Feature
 from workers.dp_actor import DataParallelPPOActor
-from workers.model import probes_of_run
 from workers.model.attention import use_packed_attention
 from workers.model.probe import (
     FAULTS,
@@ -36,7 +37,6 @@ from workers.ranks.dispatch import Dispatch, register
 from workers.ranks.local_group import LocalWorkerGroup
 
 HOOKS = ("loaded", "begin", "before_backward", "before_step", "after_step", "divide", "take")
-SAMPLING = "workers.model.sampling_mismatch:update_probes"
 # Three micro-batches or so in each mini-batch.
 SMALL = {"ppo_max_token_len_per_gpu": 24}
 
@@ -394,7 +394,8 @@ def test_probes_that_cannot_be_made_cost_themselves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = "features.nothing_such:update_probes"
-    monkeypatch.setattr(probes_of_run, "UPDATE_PROBES", (missing, SAMPLING))
+    brought = {"missing": Feature(probes=missing)}
+    monkeypatch.setattr("training.features.features", lambda: brought)
     config = PPOConfig()
     assert [probe.name for probe in open_probes(config, "actor")] == ["SamplingMismatch"]
     assert open_probes(config, "critic") == []
@@ -405,8 +406,8 @@ def test_probes_that_cannot_be_made_cost_themselves(
 
 
 def test_without_alarms_and_records_nothing_measures_but_the_core() -> None:
-    watched = PPOConfig(trainer=TrainerConfig(alarms="warn"), agent=AgentConfig(episodes_keep=1))
-    alone = PPOConfig(trainer=TrainerConfig(alarms="off"), agent=AgentConfig(episodes_keep=0))
+    watched = PPOConfig()
+    alone = load_config(["alarms.mode=off", "records.keep_gib=0"], check=False).config
     assert len(open_probes(watched, "actor")) > len(open_probes(watched, "critic")) > 3
     assert [probe.name for probe in open_probes(alone, "actor")] == ["SamplingMismatch"]
     assert open_probes(alone, "critic") == [] == open_read_probes(alone, "ref")

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from features.trackers.file import METRICS_FILE
 from scripts import same_numbers
 from scripts.same_compare import (
     RunDifferences,
@@ -23,6 +22,7 @@ from scripts.same_compare import (
 )
 from scripts.same_runs import RUNS, ComparedRun
 from training.config.loader import load_config
+from training.run.metrics_file import METRICS_FILE
 
 METRICS = {"actor/pg_loss": 0.5, "critic/score/mean": 1.0, "timing_s/step": 3.0}
 ROW = {"uid": "1.0", "input": "guess", "output": "4", "score": 1.0}

@@ -19,7 +19,6 @@ from features.trackers import Tracking, process
 from features.trackers.child import RUNS
 from features.trackers.exchange import PACKAGES
 from tests.conftest import PROJECT
-from training.config.resources.packages import TRACKER_PACKAGES
 
 # A package that writes what it is told to a file, and does what `{moment}` says there.
 STUB = """
@@ -249,7 +248,7 @@ def test_a_trackers_process_needs_no_package_of_the_run() -> None:
 
 
 def test_the_lists_of_trackers_agree() -> None:
-    assert PACKAGES == TRACKER_PACKAGES == tuple(RUNS)
+    assert tuple(RUNS) == PACKAGES
 
 
 def test_json_is_an_object_a_step_and_nothing_else(
