@@ -110,3 +110,15 @@ def test_what_a_config_knows_of_estimators_is_what_they_say_of_themselves() -> N
             assert facts.span in ("scores", "groups") and not facts.whitens_batch, name
         if facts.compares is not None:
             assert "index" in built_in.ESTIMATOR_NEEDS[name], name
+
+
+@pytest.mark.parametrize("module", ["training.ray_trainer", "workers.fsdp_workers"])
+def test_the_trainer_and_its_workers_load_of_features_what_they_say_of_themselves(
+    module: str,
+) -> None:
+    """A config has a section for each feature; what a feature does is imported by a run."""
+    loaded = ours(loaded_by(f"import {module}"))
+    print(f"import {module} loads {len(loaded)} modules of this project")
+    of_features = {name for name in loaded if name.startswith("features.")}
+    parts = {name.split(".")[2] for name in of_features if name.count(".") > 1}
+    assert parts <= {"feature", "settings"}
