@@ -6,6 +6,6 @@ from training.features import Feature
 FEATURE = Feature(
     section=SupervisorSettings,
     moved_keys={"trainer.max_restarts": "supervisor.max_restarts"},
-    moved_modules={"features.supervisor.supervisor": "features.supervisor.supervisor"},
+    moved_modules={"contrib.supervisor": "features.supervisor.supervisor"},
     starter="features.supervisor.supervisor:supervise",
 )
