@@ -133,7 +133,7 @@ class TurnTokens:
         """Begins a conversation with these messages, which then grows by joins."""
         return Conversation(self, messages, tools)
 
-    # Methods for a program's requests, which are whole conversations (workers/programs).
+    # Methods for a program's requests, which are whole conversations (features/programs).
 
     def rendered(self, messages: Messages, tools: Tools = None) -> str:
         """Returns the text of `prompt`, whose special tokens in contents are marked."""

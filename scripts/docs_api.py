@@ -17,6 +17,11 @@ TITLES = {
     "dataproto": ("DataProto", "The batch that goes through a step, and its fields."),
     "trainers": ("Trainers", "A run and its step, from a configuration."),
     "engines": ("Engines", "What a rollout engine is, and how to add one."),
+    "features": (
+        "Observers, probes, features",
+        "What hangs on the core; the guides are [observers.md](../observers.md) and "
+        "[features.md](../features.md).",
+    ),
     "setup": ("The package setup", "The Python API; its guide is [python.md](../python.md)."),
 }
 API_PAGES: dict[str, tuple[str, ...]] = {
@@ -77,6 +82,16 @@ API_PAGES: dict[str, tuple[str, ...]] = {
         "workers.rollout.engine",
         "workers.rollout.base_rollout",
         "workers.rollout.engine_registry",
+    ),
+    "features": (
+        "training.observers",
+        "training.features",
+        "workers.model.probe",
+        "workers.rollout.keepers",
+        "workers.rollout.kinds",
+        "training.config.section",
+        "training.config.translator",
+        "custom.side_services",
     ),
     "setup": (
         "setup.config_store",

@@ -23,7 +23,7 @@ def read_episodes(path: Path, first: int | None = None) -> list[Recorded]:
     """Reads the episodes of a file, each with `where` it stands there; arrays are lists.
 
     Args:
-        path, first: as of `training.run.episode_files.read_episodes`, which raises ValueError.
+        path, first: as of `features.records.episode_files.read_episodes`, which raises ValueError.
     """
     return [_as_lists(episode) for episode in read_arrays(path, first)]
 

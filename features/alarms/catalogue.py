@@ -83,7 +83,7 @@ ADVICE = {
         "sampled"
     ),
     "entropy_collapse": (
-        "the learning rate, the sign of entropy_coeff, and what the policy says (episodes_dir)"
+        "the learning rate, the sign of entropy_coeff, and what the policy says (the episodes)"
     ),
     "kl_explodes": "the learning rate and grad_clip: after one such step a policy hardly recovers",
     "kl_jump": ("the learning rate, ppo_epochs, grad_clip: one step changes the policy too much"),

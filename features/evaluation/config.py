@@ -87,7 +87,7 @@ def _settings(config: PPOConfig, out: Path) -> dict[str, Any]:
         "trainer.resume_with_changes": False,
         "trainer.rollout_data_dir": None,
         "trainer.validation_data_dir": None,
-        "trainer.max_restarts": 0,
+        "supervisor.max_restarts": 0,
     }
 
 

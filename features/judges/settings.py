@@ -44,7 +44,7 @@ class SideModel(Section):
 class JudgesSettings(Section):
     """Models beside the policy, which environments, tools, rewards and programs may ask."""
 
-    #: models by name, each a mapping: base_url, model, … (docs/models.md)
+    #: models by name, each a mapping: base_url, model, … (features/judges/README.md)
     models: dict[str, SideModel] = field(default_factory=dict)
 
     def problems(self) -> Iterator[str]:

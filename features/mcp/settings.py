@@ -39,7 +39,8 @@ class McpServerChoice(Section):
 class McpSettings(Section):
     """Tools that other programs serve by the Model Context Protocol."""
 
-    #: servers by name, whose tools stand beside agent.tools: command, args, … or url (docs/mcp.md)
+    #: servers by name, whose tools stand beside agent.tools: command, args, … or url
+    #: (features/mcp/README.md)
     servers: dict[str, McpServerChoice] = field(default_factory=dict)
 
     def problems(self) -> Iterator[str]:

@@ -10,7 +10,7 @@ class RecordsSettings(Section):
 
     #: GiB of episodes that are kept; of more every other step goes; 0 = nothing is recorded
     keep_gib: NonNegativeFloat = 2.0
-    #: folder of the episodes (docs/episodes.md); null = RUN_DIR/episodes
+    #: folder of the episodes (features/records/README.md); null = RUN_DIR/episodes
     folder: OutputPath | None = None
     #: record each episode's share of the step's gradient: another backward pass, on one rank
     gradients: bool = False

@@ -72,10 +72,11 @@ ELSEWHERE = {
     ),
     'python main.py CONFIG.yaml "trainer.observers=': "docs/observers.md",
     "python -m pytest tests/features/": "docs/features.md",
+    "python scripts/feature_index.py": "tests/unit/test_features.py",
     "python scripts/replay.py outputs/count": "tests/features/run_page/runs/test_pages_run.py",
     "python main.py CONFIG.yaml mcp.servers.": "tests/features/adapters/runs/test_worlds.py",
     "python main.py CONFIG.yaml judges.models.": "tests/features/judges/runs/test_side_models.py",
-    "python main.py CONFIG.yaml trainer.launcher=ray agent.": (
+    "python main.py CONFIG.yaml trainer.launcher=ray programs.": (
         "tests/features/programs/runs/test_ray_programs.py"
     ),
     "python main.py CONFIG.yaml agent.environment.name=openenv:": (

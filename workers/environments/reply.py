@@ -80,7 +80,7 @@ class StepReply:
 
 
 class Heard(Protocol):
-    """A pool's reply about an episode: a StepReply, or a program's report (workers/programs).
+    """A pool's reply about an episode: a StepReply, or a program's report (features/programs).
 
     `order` sorts what is said of one episode at the same time.
     """

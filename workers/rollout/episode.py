@@ -114,7 +114,7 @@ class Turn:
     """Holds what the policy wrote in one turn, and the environment's reply, if it gave one.
 
     `anchor` names the state in which the turn began, `tokens` counts sampled tokens. For a program
-    (workers/programs) `asked` are the messages of its request, those that are new since turn
+    (features/programs) `asked` are the messages of its request, those that are new since turn
     `behind`, or all where that is None.
     """
 

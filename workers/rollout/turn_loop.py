@@ -10,7 +10,7 @@ next are submitted, in a fixed order.
                              ^       --Ask-----> environments  ... poll ---------+
                              +------------------_resume--------------------------+
 
-An episode in an environment has one request on its way. A program (workers/programs), which plays
+An episode in an environment has one request on its way. A program (features/programs), which plays
 by itself and asks for its turns, may have several turns sampled at the same time (`Several`), and
 may be heard at any time. One thing holds for every episode: while none of its turns is sampled its
 environment is awaited.

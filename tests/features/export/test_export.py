@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from features.export import export, exported_model
+from features.export.model_card import OF_THE_MACHINE
 from training.config import ModelConfig, OptimConfig
 from training.config.reference import to_yaml
 from training.config.schema.ppo import PPOConfig
@@ -425,3 +426,17 @@ def test_defaults_are_no_settings_that_differ(tmp_path: Path, tiny_task: Path) -
         "actor_rollout_ref.rollout.dtype",
     ]
     assert asdict(PPOConfig())["actor_rollout_ref"]["model"]["lora_alpha"] != 24
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "trainer.default_local_dir",
+        "trainer.resume_mode",
+        "supervisor.max_restarts",
+        "records.folder",
+        "trainer.rollout_data_dir",
+    ],
+)
+def test_settings_of_the_machine_are_left_out(key: str) -> None:
+    assert OF_THE_MACHINE.fullmatch(key)

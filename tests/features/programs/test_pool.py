@@ -184,7 +184,7 @@ def test_programs_are_forked_from_what_was_preloaded_and_each_draws_for_itself(
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, random\n"
-        "assert not any(path.endswith('workers/programs') for path in sys.path)\n"
+        "assert not any(path.endswith('features/programs') for path in sys.path)\n"
         "assert 'decimal' in sys.modules and sys.argv[1:] == ['word'] and __name__ == '__main__'\n"
         "print(random.random())\n"
     )

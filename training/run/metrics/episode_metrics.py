@@ -1,6 +1,6 @@
 """Computes a step's metrics of its episodes: endings, turns, environments, tools.
 
-They read the facts of each episode, dictionaries as `workers.rollout.episode_records` makes them.
+They read the facts of each episode, dictionaries as `workers.rollout.episode_facts` makes them.
 To add one, compute it in `episode_metrics` from the facts.
 """
 
