@@ -26,3 +26,8 @@ def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Lists the names that the package offers, beside those that are there."""
+    return [*globals(), *NAMES]

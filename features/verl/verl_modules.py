@@ -142,8 +142,7 @@ def place_of(verl_module: str, name: str) -> str | None:
 
 def _has_name(module: ModuleType, name: str) -> bool:
     """Checks whether a module has a name of its own, or offers it at its first use."""
-    names = vars(module)
-    return name in names or name in names.get("__all__", ())
+    return name in dir(module) or name in vars(module).get("__all__", ())
 
 
 def _is_verls(module: str) -> bool:
