@@ -27,6 +27,9 @@ PACKAGES = ("contrib", "custom", "data", "training", "workers")
 MOVED = {
     "contrib.verifier_process": "custom.verifier_process",
     "custom.models.usage": "custom.model_usage",
+    "data.conversation": "data.turn_tokens",
+    "data.verl_batch": "data.protocol",
+    "training.generation": "training.ray_trainer",
 }
 
 

@@ -11,16 +11,19 @@ derives from (run seed, step), and the data order from (run seed, epoch), so tha
 no generator's state.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
+from custom.reward_managers.unscored import UNSCORED
 from data.prompt_rows import PromptCollator
 from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
@@ -31,7 +34,8 @@ from training.advantage import compute_advantage as compute_advantage
 from training.advantage import compute_response_mask as compute_response_mask
 from training.async_rollout.group_streaming import stream_groups, streams_groups
 from training.async_rollout.prefetch import Prefetch
-from training.batch.dynamic_sampling import DROPPED
+from training.batch.dynamic_sampling import DROPPED, collect_varied_groups
+from training.batch.episode_rows import EpisodeRows, group_keys
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
@@ -43,7 +47,6 @@ from training.episode_batches import (
     environment_rewards,
     metrics_of_episodes,
 )
-from training.generation import StepGenerator
 from training.observers import ObservedRun, Observer, StepReport
 from training.observers_of_run import open_observers
 from training.reward import RewardFunction, lend_tokenizer
@@ -179,7 +182,6 @@ class PPOTrainer:
         self.total_training_steps = config.trainer.total_training_steps or steps_of_all_epochs
         self.textless_ids = textless_ids(tokenizer) if tokenizer is not None else []
         self.observers = open_observers(self._observed_run(batches_per_epoch), observers)
-        self.generator = StepGenerator(self)
         self.step_source = self._make_step_source()
 
     def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
@@ -434,10 +436,73 @@ class PPOTrainer:
         )
 
     def generate(self, rows: Rows, step: int | None = None) -> tuple[DataProto, Metrics]:
-        """Generates the batch of a step, by default the current one; returns batch and metrics."""
-        batch, metrics = self.generator.generate(rows, step)
+        """Generates the batch of a step, by default the current one; returns batch and metrics.
+
+        With `filter_groups` the batch is scored, and has further rows' prompts where a group's
+        rewards do not differ.
+        """
+        number = self.global_steps if step is None else step
+        with self.observers.generating(number, validate=False):
+            batch, metrics = self._generate_batch(rows, step)
         self.rollout_wg.sleep_rollout()
         return batch, metrics
+
+    def _generate_batch(self, rows: Rows, step: int | None) -> tuple[DataProto, Metrics]:
+        settings = self.config.algorithm.filter_groups
+        if not settings.enable:
+            return self._answers(rows, 0, step), {}
+        scored_batches = self._scored_batches(rows, step)
+        return collect_varied_groups(scored_batches, settings, self.config.prompts_per_step)
+
+    def _scored_batches(self, rows: Rows, step: int | None) -> Iterator[DataProto]:
+        """Yields the rows' prompts answered and scored, then those of further rows as asked for.
+
+        A further batch holds further groups of the same step.
+        """
+        for number in itertools.count():
+            batch = self._answers(rows, number * self.config.prompts_per_step, step)
+            scores, infos = self.score(batch, self.reward_fn)
+            scored = self.phases.add_rewards(batch, scores, infos)
+            self.observers.scored(scored, scores)
+            yield scored
+            rows = self.row_stream.draw()
+
+    def _answers(self, rows: Rows, first_group: int, step: int | None) -> DataProto:
+        """Answers the rows' prompts `rollout.n` times each.
+
+        Where the estimator reads that, they are answered once more greedily, for
+        `reward_baselines`.
+        """
+        samples = self.config.actor_rollout_ref.rollout.n
+        prompts = self.prompt_batch(rows, samples, first_group, step=step)
+        batch = self.play(prompts)
+        if "reward_baselines" in self.config.estimator_needs:
+            greedy_prompts = self.prompt_batch(rows, 1, first_group, step=step)
+            greedy_prompts.meta_info["do_sample"] = False
+            baseline_of_group = self._rewards_by_group(greedy_prompts)
+            baselines = torch.tensor([baseline_of_group[key] for key in group_keys(batch)])  # (B,)
+            is_unscored = baselines.isnan()
+            if is_unscored.any() and self.config.agent.on_failure != "zero":
+                kept = (~is_unscored)[:, None]
+                batch.batch["response_mask"] = batch.batch["response_mask"] * kept
+            batch.batch["reward_baselines"] = baselines.nan_to_num(0.0)
+        return batch
+
+    def _rewards_by_group(self, prompts: DataProto) -> dict[str, float]:
+        """Answers prompts, of which each is a group, and returns their rewards by group.
+
+        The reward is NaN where a model beside the policy did not judge the answer.
+        """
+        batch = self.play(prompts)
+        scores, infos = self.score(batch, self.reward_fn)
+        episodes = EpisodeRows(batch)
+        rewards = episodes.join(scores).sum(dim=1).tolist()
+        if UNSCORED in infos:
+            for number, rows in enumerate(episodes.rows):
+                if any(infos[UNSCORED][row] for row in rows):
+                    rewards[number] = float("nan")
+        keys = group_keys(batch)[episodes.first]
+        return dict(zip(keys, rewards, strict=True))
 
     def play(self, prompts: DataProto) -> DataProto:
         """Answers prompts, or plays described episodes, and tells observers."""

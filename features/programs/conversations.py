@@ -20,8 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from data.conversation import TemplateRefusal, Tools, squashed
-from data.turn_tokens import Messages, TurnTokens
+from data.turn_tokens import Messages, TemplateRefusal, Tools, TurnTokens, squashed
 from workers.rollout.episode import Row, TurnLimits
 from workers.rollout.speaker import NOBODY, Speaker
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from custom.env import BadRewardFunction, Message
 from custom.model_usage import add_counts
-from data.conversation import TemplateRefusal
-from data.turn_tokens import Tools, TurnTokens
+from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from features.programs.conversations import Conversations, RowPlace
 from features.programs.exchange import Answer, Asked, Earned, Exited, Gone, Refusal, Rewarded
 from features.programs.other_sampling import other_sampling

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from custom.env import Task
 from custom.model_errors import with_cause_first
 from custom.model_usage import USAGE
-from data.conversation import TemplateRefusal
-from data.turn_tokens import TurnTokens
+from data.turn_tokens import TemplateRefusal, TurnTokens
 from features.programs.exchange import Answer, Asked, Exited, Refusal
 from features.programs.opening import open_pool
 from features.programs.other_sampling import other_sampling

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from data.conversation import Conversation
 from data.template_window import Window, window_of
-from data.turn_tokens import CHATML_TEMPLATE, TurnTokens
+from data.turn_tokens import CHATML_TEMPLATE, Conversation, TurnTokens
 from tests.unit.test_turn_tokens import (
     END,
     LLAMA2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import shutil
 import subprocess
@@ -253,6 +254,18 @@ def test_python_m_runs_an_older_module() -> None:
 def test_a_module_that_never_was_is_not_found() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"training\.no_such_module"):
         __import__("training.no_such_module")
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ("data.conversation", "data.turn_tokens"),
+        ("data.verl_batch", "data.protocol"),
+        ("training.generation", "training.ray_trainer"),
+    ],
+)
+def test_files_that_were_joined_are_found_under_their_older_names(old: str, now: str) -> None:
+    assert importlib.import_module(old) is importlib.import_module(now)
 
 
 @pytest.mark.parametrize("name", sorted(registry.moved_modules()))

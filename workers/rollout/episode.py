@@ -32,8 +32,7 @@ from typing import Any, NamedTuple, Protocol
 
 from custom.env import BadRewardFunction, Message
 from custom.model_usage import Counts, add_counts
-from data.conversation import Conversation
-from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
+from data.turn_tokens import Conversation, TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
 from workers.rollout.engine import Completion, Sampling, VersionSpan
 from workers.rollout.speaker import NOBODY, Speaker
