@@ -25,7 +25,18 @@ ADVICE = {name: alarm.advice for name, alarm in ALARMS.items()}
 
 
 def rules_in_order() -> list[Rule]:
-    """Lists the rules in the order in which they run, and in which findings are told."""
+    """Lists the rules in the order in which they run, and in which findings are told.
+
+    Raises:
+        ValueError: a rule names an alarm that none describes.
+    """
+    for rule in RULES.values():
+        unknown = sorted(rule.alarms - ALARMS.keys())
+        if unknown:
+            raise ValueError(
+                f"the rule {rule.name} rings {', '.join(unknown)}, and no @rule line says what to "
+                "check then: give it advice=..."
+            )
     return sorted(RULES.values(), key=lambda rule: rule.order)
 
 

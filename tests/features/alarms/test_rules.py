@@ -108,6 +108,15 @@ def test_an_alarm_is_described_once(own_rules: None) -> None:
         rule("mine", advice="that")
 
 
+def test_an_alarm_that_none_describes_is_refused(own_rules: None) -> None:
+    @rule("bare")
+    def bare(seen: SeenStep) -> Iterator[Finding]:
+        yield Finding("bare", "rings")
+
+    with pytest.raises(ValueError, match="the rule bare rings bare, and no @rule line says"):
+        rules_in_order()
+
+
 def test_a_rule_that_fails_or_rings_another_alarm_costs_itself_and_is_named_once(
     own_rules: None, caplog: pytest.LogCaptureFixture
 ) -> None:
