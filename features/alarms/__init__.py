@@ -1,8 +1,8 @@
 """Says in one line when something silently goes wrong in a run.
 
-`monitor` runs the rules after every step; `catalogue` names the alarms and what to check. The rules
-stand by what they look at: `batch_rules`, `reward_rules`, `engine_rules`, `update_rules`,
-`machine_rules`, and others.
+`monitor` runs the rules after every step. `rules/` has them, in files by what they look at; each
+says in its decorator which alarms it rings, with what to check. `rule` registers them, and
+`catalogue` finds them.
 """
 
 import importlib

@@ -30,20 +30,21 @@ def advice_on(alarm: str) -> str:
 
 def view_of_step(alarm: str, step: int) -> str:
     """Returns the viewer's address, behind its #, of the episodes that show an alarm of a step."""
-    from features.alarms.catalogue import Finding, view_of
+    from features.alarms.catalogue import view_of
+    from features.alarms.finding import Finding
 
     return view_of(Finding(alarm, ""), step)
 
 
 def page() -> Path | None:
     """Returns the page that says what each alarm means, where it is there."""
-    from features.alarms import catalogue
+    from features.alarms import alarms_page
 
-    return catalogue.page()
+    return alarms_page.page()
 
 
 def meanings() -> dict[str, str]:
     """Returns what each alarm means, as far as the alarms' page is there."""
-    from features.alarms import catalogue
+    from features.alarms import alarms_page
 
-    return catalogue.meanings()
+    return alarms_page.meanings()

@@ -10,33 +10,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
 from data.protocol import DataProto
-from features.alarms import (
-    advantage_rules,
-    batch_rules,
-    machine_rules,
-    reward_rules,
-    tool_rules,
-    update_rules,
-)
-from features.alarms.catalogue import ADVICE, WAITS, Finding, view_of
-from features.alarms.engine_rules import EngineRules
-from features.alarms.history import History, Metrics
-from features.alarms.length_rules import LengthRules
-from features.alarms.rate_rules import RateRules
-from features.alarms.reference_rules import ReferenceRules
-from features.alarms.repeat_rules import RepeatRules
-from features.alarms.reward_rules import FEWEST_EPISODES, RewardRules, ScoreRules
-from features.alarms.sampling_rules import SamplingRules
+from features.alarms.catalogue import rules_in_order, view_of
+from features.alarms.finding import Finding
+from features.alarms.rule import ALARMS, Rule, RulesWithMemory
+from features.alarms.seen_step import History, Metrics, SeenStep
 from features.alarms.settings import AlarmSettings
-from features.alarms.silence_rules import SilenceRules
-from features.alarms.spread_rules import GroupSpread
 from training.batch.episode_rows import EpisodeRows
 from training.observers import Notice, ObservedRun, Observer, StepReport, StopRequest
 from training.run.exit_codes import MEND
@@ -63,29 +48,21 @@ class Alarms(Observer):
     """
 
     def __init__(self, run: ObservedRun) -> None:
-        config = run.config
-        tokenizer = run.tokenizer
-        self.config = config
-        self.stops = config.section(AlarmSettings).mode == "stop"
-        self.paid_by_environment = run.paid_by_environment
-        self.eos_token_id = tokenizer.eos_token_id if tokenizer is not None else None
-        self.vocabulary = len(tokenizer) if tokenizer is not None else 0
+        self.run = run
+        self.stops = run.config.section(AlarmSettings).mode == "stop"
         self.history = History()
-        self.reward_rules = RewardRules(config.data.reward_fn_key)
-        self.score_rules = ScoreRules()
-        self.length_rules = LengthRules()
-        self.repeat_rules = RepeatRules(run.steps_per_epoch)
-        self.rate_rules = RateRules(config, run.total_steps)
-        self.reference_rules = ReferenceRules(config)
-        self.engine_rules = EngineRules(config)
-        self.sampling_rules = SamplingRules(config)
-        self.silence_rules = SilenceRules(config.data.reward_fn_key, list(run.textless_ids))
+        self.rules = rules_in_order()
+        self.memories: dict[type[RulesWithMemory], RulesWithMemory] = {}
+        for rule in self.rules:
+            if rule.owner is not None and rule.owner not in self.memories:
+                self.memories[rule.owner] = rule.owner(run)
         # The step since which each finding stands.
         self.since: dict[str, int] = {}
         self.broken_rules: set[str] = set()
         self.standing: list[str] = []
-        # The step whose update goes on.
+        # The step whose update goes on, and what its rows were given, (B,) float64.
         self._step: int | None = None
+        self._given: Tensor | None = None
 
     def update_begins(self, batch: DataProto) -> None:
         """Notes the step, whose scores are to come."""
@@ -96,7 +73,7 @@ class Alarms(Observer):
         info = batch.meta_info
         # With dynamic sampling another step's may come in between.
         if not info.get("validate") and info.get("global_steps") == self._step:
-            self.score_rules.given = scores.sum(1, dtype=torch.float64)
+            self._given = scores.sum(1, dtype=torch.float64)
 
     def step_made(self, report: StepReport) -> dict[str, float]:
         """Looks at a step.
@@ -105,7 +82,7 @@ class Alarms(Observer):
         """
         began = time.perf_counter()
         step = report.step
-        metrics = {**report.metrics, "perf/driver_memory_gib": machine_rules.driver_memory()}
+        metrics = {**report.metrics, "perf/driver_memory_gib": driver_memory()}
         findings = self._run_rules(report.batch, metrics, step)
         self.history.add(metrics)
         self.since = {alarm: self.since.get(alarm, step) for alarm in findings}
@@ -114,14 +91,14 @@ class Alarms(Observer):
         for alarm, finding in findings.items():
             steps_standing = step - self.since[alarm] + 1
             steps_due = steps_standing
-            if alarm in WAITS:
+            if ALARMS[alarm].waits:
                 steps_due -= 1
             if steps_due == 0:
                 continue
             results[f"alarms/{alarm}"] = float(steps_standing)
             sentence = (
                 f"alarm {alarm}: {finding.text}, since step {self.since[alarm]}; check "
-                f"{ADVICE[alarm]}"
+                f"{ALARMS[alarm].advice}"
             )
             self.standing.append(sentence)
             is_power_of_two = steps_due & (steps_due - 1) == 0
@@ -140,125 +117,83 @@ class Alarms(Observer):
         return StopRequest("\n".join([*self.standing, advice]), MEND)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps."""
+        """Returns what a checkpoint keeps: what the rules remember, by their names."""
         return {
-            "template": self.engine_rules.template,
-            "rewards": self.reward_rules.state_dict(),
-            "spread": asdict(self.reward_rules.spread),
-            "fewest_cut": self.length_rules.fewest_cut,
+            memory.name: memory.state_dict() for memory in self.memories.values() if memory.name
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state_dict`."""
-        self.engine_rules.template = state["template"]
-        self.reward_rules.load_state_dict(state["rewards"])
-        # An older checkpoint does not remember them.
-        if "spread" in state:
-            self.reward_rules.spread = GroupSpread(**state["spread"])
-        if "fewest_cut" in state:
-            self.length_rules.fewest_cut = state["fewest_cut"]
+        """Goes on from `state_dict`, or from what older versions wrote."""
+        state = in_todays_form(state)
+        for memory in self.memories.values():
+            if memory.name in state:
+                memory.load_state_dict(state[memory.name])
 
     def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Finding]:
         """Returns each alarm's first finding, by alarm."""
+        seen = SeenStep(
+            run=self.run,
+            step=step,
+            batch=batch,
+            episodes=EpisodeRows(batch),
+            metrics=metrics,
+            history=self.history,
+            given=self._given,
+        )
+        self._given = None
         findings: dict[str, Finding] = {}
-        for name, rule in self._rules(batch, metrics, step).items():
+        for rule in self.rules:
             try:
-                for finding in rule:
+                for finding in self._findings(rule, seen):
                     findings.setdefault(finding.alarm, finding)
             # A batch or a metric of a user's own may lack or hold anything.
             except Exception as error:
-                if name not in self.broken_rules:
+                if rule.name not in self.broken_rules:
                     logger.warning(
-                        "alarms do without the rule %s: %s: %s", name, type(error).__name__, error
+                        "alarms do without the rule %s: %s: %s",
+                        rule.name,
+                        type(error).__name__,
+                        error,
                     )
-                self.broken_rules.add(name)
+                self.broken_rules.add(rule.name)
         return findings
 
-    def _rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Iterator[Finding]]:
-        """Lists the rules by name, in the order in which they are run."""
-        episodes = EpisodeRows(batch)
-        rules = self._batch_rules(batch, metrics, episodes)
-        rules |= self._update_rules(batch, metrics, step)
-        is_real = episodes.real.numpy()[episodes.first]
-        may_be_long = self.config.actor_rollout_ref.rollout.ignore_eos
-        if is_real.sum() >= FEWEST_EPISODES and not may_be_long:
-            rules["pinned_lengths"] = self.length_rules.check(metrics)
-        return rules
+    def _findings(self, rule: Rule, seen: SeenStep) -> Iterator[Finding]:
+        """Runs a rule.
 
-    def _batch_rules(
-        self, batch: DataProto, metrics: Metrics, episodes: EpisodeRows
-    ) -> dict[str, Iterator[Finding]]:
-        """Lists the rules that look at the batch."""
-        config = self.config
-        same_tasks = not (config.environments and config.agent.allow_different_tasks)
-        rules = {
-            "unsampled_tokens": batch_rules.unsampled_tokens(batch),
-            "misplaced_rewards": batch_rules.misplaced_rewards(batch),
-            "unpaid_rewards": reward_rules.unpaid_rewards(
-                batch,
-                episodes,
-                are_scores=self.paid_by_environment,
-                overflow_reward=config.agent.overflow_reward,
-            ),
-            "other_rewards": reward_rules.other_rewards(config.algorithm, batch, metrics),
-            "scores": self.score_rules.check(batch, episodes),
-            "equal_answers": batch_rules.equal_answers(batch, episodes),
-            "other_prompts": batch_rules.other_prompts(batch, episodes),
-            "mixed_groups": batch_rules.mixed_groups(batch, episodes, same_tasks),
-            "uneven_groups": batch_rules.uneven_groups(
-                batch, episodes, config.actor_rollout_ref.rollout.n
-            ),
-            "repeats": self.repeat_rules.check(batch, episodes),
-            "failing_tools": tool_rules.failing_tools(batch, episodes),
-            "advantages": advantage_rules.wrong_advantages(
-                batch, episodes, config.algorithm.adv_estimator
-            ),
-            "rewards": self.reward_rules.check(batch, episodes, metrics),
-            "silence": self.silence_rules.check(batch, episodes, metrics),
-        }
-        # A correction leaves tokens out on purpose.
-        if not config.algorithm.rollout_correction.corrects:
-            rules["tokens_left_out"] = batch_rules.tokens_left_out(batch, episodes)
-        ends_turns = not config.actor_rollout_ref.rollout.ignore_eos
-        if self.eos_token_id is not None and ends_turns:
-            rules["ignored_ends"] = batch_rules.ignored_ends(batch, self.eos_token_id)
-        return rules
-
-    def _update_rules(
-        self, batch: DataProto, metrics: Metrics, step: int
-    ) -> dict[str, Iterator[Finding]]:
-        """Lists the rules that look at engine, update and machine."""
-        config = self.config
-        history = self.history
-        return {
-            "not_finite_numbers": update_rules.not_finite_numbers(metrics),
-            "engine": self.engine_rules.check(metrics),
-            "samples": self.sampling_rules.check(batch, metrics, self.vocabulary),
-            "reference": self.reference_rules.check(batch, metrics, step),
-            "rates": self.rate_rules.check(metrics, step),
-            "gradients_and_rates": update_rules.gradients_and_rates(config, metrics, history),
-            "still_parts": update_rules.still_parts(metrics),
-            "kept_gradients": update_rules.kept_gradients(metrics),
-            "missing_tokens": update_rules.missing_tokens(config, batch, metrics),
-            "further_updates": update_rules.further_updates(config, metrics),
-            "constant_values": update_rules.constant_values(metrics, history),
-            "lost_prompts": update_rules.lost_prompts_and_answers(config, metrics),
-            "misled_gradient": update_rules.misled_gradient(config, metrics),
-            "negative_kl": update_rules.negative_kl(config, metrics),
-            "collapsing_entropy": self._collapsing_entropy(metrics),
-            "jumping_policy": update_rules.jumping_policy(metrics, history),
-            "large_step": self._large_step(metrics),
-            "falling_throughput": machine_rules.falling_throughput(metrics, history),
-            "growing_memory": machine_rules.growing_memory(metrics, history),
-        }
-
-    def _large_step(self, metrics: Metrics) -> Iterator[Finding]:
-        """Finds a large step, which is remembered for the rewards that follow it."""
-        for finding in update_rules.large_step(metrics, self.history):
-            self.reward_rules.large_step = finding.text
+        Raises:
+            ValueError: it rings an alarm that it does not name.
+        """
+        if rule.owner is None:
+            found = rule.function(seen)
+        else:
+            found = rule.function(self.memories[rule.owner], seen)
+        for finding in found:
+            if finding.alarm not in rule.alarms:
+                raise ValueError(
+                    f"{rule.name} rings {finding.alarm!r}; its @rule lines name "
+                    f"{', '.join(sorted(rule.alarms))}: add one"
+                )
             yield finding
 
-    def _collapsing_entropy(self, metrics: Metrics) -> Iterator[Finding]:
-        """Finds collapsing entropy, unless every episode of the step had the best reward."""
-        if not self.reward_rules.solved:
-            yield from update_rules.collapsing_entropy(metrics, self.history)
+
+def driver_memory() -> float:
+    """Measures the memory of this process, in GiB."""
+    return psutil.Process().memory_info().rss / 2**30
+
+
+def in_todays_form(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a checkpoint's state by the names of rules.
+
+    Older versions kept template, rewards, spread and fewest_cut side by side, and the oldest ones
+    the first two alone.
+    """
+    if "template" not in state:
+        return state
+    rewards = {"sources": state["rewards"]}
+    if "spread" in state:
+        rewards["spread"] = state["spread"]
+    lengths = {}
+    if "fewest_cut" in state:
+        lengths["fewest_cut"] = state["fewest_cut"]
+    return {"engine": {"template": state["template"]}, "rewards": rewards, "lengths": lengths}

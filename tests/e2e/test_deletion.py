@@ -38,10 +38,15 @@ for package in ("data", "custom", "training", "workers", "features", "setup", "c
         if name != "NOT_IMPORTED":
             importlib.import_module(name)
 from training.config.explain import explain_run
-from training.config.loader import load_config
+from training.config.loader import ConfigError, load_config
 for file in sorted(pathlib.Path("configs").glob("*.yaml")):
+    try:
+        explain_run(load_config([str(file)], check=False))
+    except ConfigError as error:
+        # A file that is about the feature.
+        assert all("features/GONE, which is not here" in problem for problem in error.problems)
+        continue
     print(file)
-    explain_run(load_config([str(file)], check=False))
 """.replace("NOT_IMPORTED", NOT_IMPORTED)
 
 
@@ -106,7 +111,7 @@ def test_without_a_feature_the_rest_works(feature: str, tmp_path: Path, tiny_gam
     assert not (folder / "features" / feature).exists()
     assert (folder / "main.py").exists()
 
-    explained = run(folder, "-c", IMPORT_AND_EXPLAIN_ALL)
+    explained = run(folder, "-c", IMPORT_AND_EXPLAIN_ALL.replace("GONE", feature))
     assert "configs/quickstart.yaml" in explained
 
     write_count(folder, tiny_game / "model")

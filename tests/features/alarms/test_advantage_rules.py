@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.protocol import DataProto
-from features.alarms.advantage_rules import wrong_advantages
+from features.alarms.rules.advantages import advantage_faults
 from training.batch.episode_rows import EpisodeRows
 from training.core_algos import register_adv_est
 from training.core_algos.registry import EstimatorFacts
@@ -39,7 +39,7 @@ def batch_of(scores: np.ndarray, advantages: np.ndarray) -> DataProto:
 
 
 def found(batch: DataProto, name: str) -> list[str]:
-    return [finding.text for finding in wrong_advantages(batch, EpisodeRows(batch), name)]
+    return [finding.text for finding in advantage_faults(batch, EpisodeRows(batch), name)]
 
 
 def scores() -> np.ndarray:

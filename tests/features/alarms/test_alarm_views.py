@@ -8,9 +8,12 @@ import numpy as np
 import torch
 
 from data.protocol import DataProto
-from features.alarms.batch_rules import uneven_groups, unsampled_tokens
-from features.alarms.catalogue import ADVICE, COLORS, VIEWS, Finding, Place, view_of
-from training.batch.episode_rows import EpisodeRows
+from features.alarms.catalogue import ADVICE, view_of
+from features.alarms.finding import Finding, Place
+from features.alarms.rules.batch import unsampled_tokens
+from features.alarms.rules.groups import uneven_groups
+from tests.features.alarms.made_steps import changed, seen_step
+from training.config import PPOConfig
 
 # What the viewer's list takes.
 FILTERS = {"step", "kind", "group", "ending", "tool", "fate", "text", "sort", "run"}
@@ -20,7 +23,6 @@ SORTS |= {"gradient", "seconds", "attempts"}
 
 
 def test_every_alarm_has_a_view_that_the_viewer_knows() -> None:
-    assert set(VIEWS) <= set(ADVICE) and set(COLORS) <= set(ADVICE)
     for alarm in ADVICE:
         address = urlsplit(view_of(Finding(alarm, ""), step=7))
         query = parse_qs(address.query, strict_parsing=True)
@@ -63,12 +65,13 @@ def made_batch() -> DataProto:
 
 def test_rules_name_the_episode_its_row_and_the_token() -> None:
     batch = made_batch()
-    [finding] = unsampled_tokens(batch)
+    [finding] = unsampled_tokens(seen_step(batch))
     assert finding.place == Place(episode="e2", row=3, token=1)
     assert view_of(finding, 9) == "episode/0/train/9/e2?row=3&token=1&color=fate"
 
 
 def test_rules_of_groups_name_the_group() -> None:
     batch = made_batch()
-    [finding] = uneven_groups(batch, EpisodeRows(batch), size=2)
+    config = changed(PPOConfig(), "actor_rollout_ref.rollout.n", 2)
+    [finding] = uneven_groups(seen_step(batch, config=config))
     assert finding.place == Place(group="g1")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-from features.alarms.length_rules import LengthRules
 from features.alarms.monitor import Alarms
+from features.alarms.rules.lengths import LengthRules
+from tests.features.alarms.made_steps import changed, empty_batch, made_run, seen_step
 from training.config import PPOConfig
-from training.observers import ObservedRun
 
 TURNS = 400
 
 
 def texts(shares: Sequence[float], rules: LengthRules | None = None) -> list[list[str]]:
     """Returns what is found in steps of a hundred episodes, of whose turns such shares are cut."""
-    rules = rules or LengthRules()
+    rules = rules or LengthRules(made_run())
     steps = []
     for share in shares:
         cut = {"agent/episodes": 100.0, "agent/turns/mean": 4.0, "agent/cut_turns": share * TURNS}
@@ -53,7 +52,7 @@ def test_nearly_all_turns_are_found_from_the_first_step_on() -> None:
 
 
 def test_without_turns_answers_are_looked_at_alone() -> None:
-    rules = LengthRules()
+    rules = LengthRules(made_run())
     assert [f.text for f in rules.check({"response_length/clip_ratio": 0.8})] == [
         "80% of answers fill data.max_response_length"
     ]
@@ -61,8 +60,27 @@ def test_without_turns_answers_are_looked_at_alone() -> None:
 
 
 def test_a_resumed_run_remembers_how_few_were_cut() -> None:
-    before = Alarms(ObservedRun(config=PPOConfig(), run_dir=Path()))
-    texts([0.02], before.length_rules)
-    after = Alarms(ObservedRun(config=PPOConfig(), run_dir=Path()))
+    before = Alarms(made_run())
+    texts([0.02], lengths_of(before))
+    after = Alarms(made_run())
     after.load_state_dict(before.state_dict())
-    assert texts([0.7], after.length_rules)[0]
+    assert texts([0.7], lengths_of(after))[0]
+
+
+def lengths_of(alarms: Alarms) -> LengthRules:
+    rules = alarms.memories[LengthRules]
+    assert isinstance(rules, LengthRules)
+    return rules
+
+
+@pytest.mark.parametrize(("episodes", "found"), [(8, 1), (7, 0)])
+def test_few_episodes_are_not_judged(episodes: int, found: int) -> None:
+    full = {"response_length/clip_ratio": 0.8}
+    step = seen_step(empty_batch(episodes), full)
+    assert len(list(LengthRules(made_run()).pinned_lengths(step))) == found
+
+
+def test_answers_that_may_not_end_are_not_judged() -> None:
+    config = changed(PPOConfig(), "actor_rollout_ref.rollout.ignore_eos", True)
+    step = seen_step(empty_batch(8), {"response_length/clip_ratio": 0.8}, config=config)
+    assert not list(LengthRules(made_run(config)).pinned_lengths(step))

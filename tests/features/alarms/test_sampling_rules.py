@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from features.alarms.sampling_rules import UNLIKELY, nats_of_chance
+from features.alarms.rules.engine import UNLIKELY, nats_of_chance
 
 VOCABULARY = 64
 TOKENS = 4000

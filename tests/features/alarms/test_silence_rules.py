@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from data.protocol import DataProto
-from features.alarms.silence_rules import SilenceRules
-from training.batch.episode_rows import EpisodeRows
+from features.alarms.rules.rewards import SilenceRules
+from tests.features.alarms.made_steps import made_run, seen_step
 from training.run.metrics.group_metrics import compute_group_metrics
 
 END, WORD = 2, 7
@@ -31,14 +31,14 @@ def batch_of(scores: np.ndarray, is_empty: np.ndarray, members: int) -> DataProt
 
 
 def rings(rules: SilenceRules, batch: DataProto) -> list[str]:
-    return [finding.text for finding in rules.check(batch, EpisodeRows(batch), {})]
+    return [finding.text for finding in rules.paid_silence(seen_step(batch))]
 
 
 @pytest.mark.parametrize("members", [4, 1])
 def test_paid_silence_is_found_in_groups_and_without_them(members: int) -> None:
     is_empty = np.arange(64) % 4 == 0
     batch = batch_of(np.where(is_empty, 1.0, 0.1), is_empty, members)
-    rules = SilenceRules("data_source", [END])
+    rules = SilenceRules(made_run(textless_ids=[END]))
     [text] = rings(rules, batch)
     assert text == ("16 of 64 episodes are without a word and earned 1 on average, the others 0.1")
     # Once all are silent, it still stands.
@@ -51,7 +51,7 @@ def test_paid_silence_is_found_in_groups_and_without_them(members: int) -> None:
 @pytest.mark.parametrize("paid", [0.01, 0.1, 0.5, 0.97])
 def test_rewards_that_do_not_depend_on_the_answer_raise_nothing(members: int, paid: float) -> None:
     generator = np.random.default_rng(0)
-    rules = SilenceRules("data_source", [END])
+    rules = SilenceRules(made_run(textless_ids=[END]))
     for _ in range(200):
         scores = (generator.random(64) < paid).astype(float)
         assert not rings(rules, batch_of(scores, generator.random(64) < 0.1, members))
@@ -60,7 +60,7 @@ def test_rewards_that_do_not_depend_on_the_answer_raise_nothing(members: int, pa
 def test_silence_that_earns_less_or_as_much_raises_nothing() -> None:
     is_empty = np.arange(64) % 4 == 0
     for score in (0.0, 0.5):
-        rules = SilenceRules("data_source", [END])
+        rules = SilenceRules(made_run(textless_ids=[END]))
         scores = np.where(is_empty, score, 0.5)
         assert not any(rings(rules, batch_of(scores, is_empty, 4)) for _ in range(8))
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from features.alarms.spread_rules import GroupSpread
+from features.alarms.spread import GroupSpread
 
 
 def found_of(shares: list[list[bool]]) -> list[bool]:

@@ -22,8 +22,8 @@ def test_ranks_play_programs_that_ask_a_judge_beside_tools_of_an_mcp_server(
 ) -> None:
     """Each rank has a server of its own, at its node's address."""
     entries = (
-        f"{{program: '{PROJECT}/tests/unit/programs/asks_judge.py:solve'}}",
-        f"{{command: [{sys.executable}, {PROJECT}/tests/e2e/programs/on_ray.py]}}",
+        f"{{program: '{PROJECT}/tests/features/programs/asks_judge.py:solve'}}",
+        f"{{command: [{sys.executable}, {PROJECT}/tests/features/programs/runs/programs/on_ray.py]}}",
         "{path: examples/quickstart_game.py, cls: TerseGuessNumber}",
     )
     with model_server(say("0.5")) as judge:

@@ -3,12 +3,13 @@
 Invariant: what the policy does wrong, as an unknown tool or wrong arguments, is no fault of a tool.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
-from data.protocol import DataProto
-from features.alarms.batch_rules import place_of
-from features.alarms.catalogue import Finding
-from training.batch.episode_rows import EpisodeRows
+from features.alarms.finding import Finding, place_of
+from features.alarms.rule import rule
+from features.alarms.seen_step import SeenStep
 
 # The fewest calls of a tool in a step; fewer that fail may be chance.
 FEWEST_CALLS = 8
@@ -17,8 +18,20 @@ RAISED = "exception"
 NOT_RUN = ("unknown_tool", "bad_json", "bad_arguments")
 
 
-def failing_tools(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+@rule(
+    "tool_fails",
+    advice=(
+        "the tool's code, or its server: the episodes have what it answered, the log has the "
+        "first exception of its code"
+    ),
+    waits=True,
+    view="sort=-turns",
+    order=110,
+)
+def failing_tools(seen: SeenStep) -> Iterator[Finding]:
     """Finds tools whose code raised an exception at each call of a step."""
+    batch = seen.batch
+    episodes = seen.episodes
     columns = batch.non_tensor_batch
     facts = columns.get("episode_facts")
     if facts is None:
@@ -28,13 +41,13 @@ def failing_tools(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
     has_answered: set[str] = set()
     # The row of the first call.
     rows: dict[str, int] = {}
-    seen: set[str] = set()
+    counted: set[str] = set()
     for row in episodes.first.tolist():
         known = facts[row]
         # Several agents of an episode share its facts.
-        if not known or not episodes.real[row] or ids[row] in seen:
+        if not known or not episodes.real[row] or ids[row] in counted:
             continue
-        seen.add(ids[row])
+        counted.add(ids[row])
         for call in known["tool_calls"]:
             if call["error_kind"] in NOT_RUN:
                 continue

@@ -1,26 +1,34 @@
 """Finds rewards that were not given, that do not vary, and advantages that are all zero.
 
-The state is of the whole run and goes with its checkpoints.
+It finds what comes of rewards too: large steps after which they no longer vary, entropy that
+collapses before they are at their best, silence that pays. The state of `RewardRules` is of the
+whole run and goes with its checkpoints. Invariant: only episodes of one group are compared with
+each other, or of one data source where a group is one episode; what chance would do is taken off.
 """
 
+from __future__ import annotations
+
 import math
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from data.protocol import DataProto
-from features.alarms.batch_rules import place_of, played_episodes
-from features.alarms.catalogue import Finding
-from features.alarms.history import Metrics
-from features.alarms.spread_rules import GroupSpread, groups_without_spread
+from features.alarms.finding import Finding, place_of
+from features.alarms.rule import RulesWithMemory, rule
+from features.alarms.seen_step import SeenStep
+from features.alarms.spread import GroupSpread, groups_without_spread
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows
-from training.config import AlgorithmConfig
+from training.batch.row_groups import rows_by_key
 from training.core_algos import kl_penalty
+from training.observers import ObservedRun
+from training.run.metrics.group_metrics import EpisodeScores, episode_scores
 
 # Rewards of a source that are remembered, and the chance below which their constancy is no
 # accident.
@@ -31,27 +39,44 @@ FEWEST_EPISODES = 8
 FEWEST_PAIRS = 4
 # Advantages below it are zero.
 SMALLEST_ADVANTAGE = 1e-8
+# Entropy that falls below a share of what it was in the two steps before, if that was above a
+# least number of nats.
+ENTROPY_SHARE = 0.2
+LEAST_ENTROPY = 0.1
+# Nats a token by which a large step moves the sampled tokens, or the canaries. Small models are
+# unsure of the canaries' random tokens: a step must also move them so many times the most so far.
+LARGE_STEP = 1.0
+LARGE_FACTOR = 5
+LARGEST_FIRST_STEP = 3.0
+# Steps that are judged together, and how many standard deviations above chance the rewards of their
+# empty answers lie.
+SILENCE_STEPS = 8
+SILENCE_DEVIATIONS = 6.0
+# They earned as much more as so many answers that got the most in place of the least: where few
+# episodes earn anything, a few may well be empty ones.
+FEWEST_PAID = 8
 
 
-def unpaid_rewards(
-    batch: DataProto, episodes: EpisodeRows, *, are_scores: bool, overflow_reward: float
-) -> Iterator[Finding]:
-    """Finds episodes that are trained on with other rewards than the environment gave.
-
-    Args:
-        are_scores: the environment's rewards are the scores, and nothing else is.
-        overflow_reward: what an episode that overflowed gets on top.
-    """
+@rule(
+    "reward_differs",
+    advice="what lies between the reward's source and token_level_scores",
+    view="sort=-reward",
+    color="advantage",
+    order=30,
+)
+def unpaid_rewards(seen: SeenStep) -> Iterator[Finding]:
+    """Finds episodes that are trained on with other rewards than the environment gave."""
+    batch = seen.batch
     fields = batch.batch
-    name = "token_level_scores" if are_scores else "environment_rewards"
+    name = "token_level_scores" if seen.run.paid_by_environment else "environment_rewards"
     if name not in fields:
         return
     sums = fields[name].sum(1, dtype=torch.float64).tolist()
-    for rows, facts in played_episodes(batch, episodes):
+    for rows, facts in seen.played_episodes():
         held = sum(sums[row] for row in rows)
         paid = facts["paid"]
         if facts["ending"] == "overflow":
-            paid += overflow_reward
+            paid += seen.config.agent.overflow_reward
         if not math.isclose(held, paid, rel_tol=1e-4, abs_tol=1e-4):
             yield Finding(
                 "reward_differs",
@@ -62,18 +87,18 @@ def unpaid_rewards(
             return
 
 
-def other_rewards(
-    algorithm: AlgorithmConfig, batch: DataProto, metrics: Metrics
-) -> Iterator[Finding]:
+@rule("reward_differs", order=40)
+def other_rewards(seen: SeenStep) -> Iterator[Finding]:
     """Finds rewards that are not the scores, less the KL where it is to be taken off."""
-    fields = batch.batch
+    algorithm = seen.config.algorithm
+    fields = seen.batch.batch
     taken_off = fields["token_level_scores"] - fields["token_level_rewards"]
     mask = fields["response_mask"]
     expected = 0.0
     size = float(taken_off.abs().sum())
     if algorithm.use_kl_in_reward:
         kl = kl_penalty(fields["old_log_probs"], fields["ref_log_prob"], algorithm.kl_penalty)
-        kl = metrics["actor/reward_kl_penalty_coeff"] * kl * mask
+        kl = seen.metrics["actor/reward_kl_penalty_coeff"] * kl * mask
         expected = float(kl.sum())
         size = float(kl.abs().sum())
     found = float(taken_off.sum())
@@ -84,38 +109,35 @@ def other_rewards(
         )
 
 
-class ScoreRules:
+class ScoreRules(RulesWithMemory):
     """Watches what a reward function gives: it stays, and equal answers get the same.
 
     Where a function once gave equal answers different scores, as a judge may, or said another score
     than it gave, that is not watched.
-
-    Attributes:
-        given: (B,) float64, what the rows of the step were given; None: not known.
     """
 
-    def __init__(self) -> None:
-        self.given: Tensor | None = None
+    def __init__(self, run: ObservedRun) -> None:
+        super().__init__(run)
         # For how many pairs of equal answers, and how many scores, it has held so far.
         self.equal_pairs = 0
         self.equal_infos = 0
         self.varies = False
         self.is_another_score = False
 
-    def check(self, batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+    @rule("reward_differs", order=50)
+    def changed_scores(self, seen: SeenStep) -> Iterator[Finding]:
         """Looks at a step's scores; of environments only at whether they stay."""
-        yield from self._check_given(batch)
+        batch = seen.batch
+        yield from self._check_given(batch, seen.given)
         if "environment_rewards" in batch.batch:
             return
         scores = batch.batch["token_level_scores"].sum(1).tolist()
-        rows = [row for row, is_real in enumerate(episodes.real.tolist()) if is_real]
+        rows = [row for row, is_real in enumerate(seen.episodes.real.tolist()) if is_real]
         yield from self._check_pairs(batch, rows, scores)
         yield from self._check_infos(batch, rows, scores)
 
-    def _check_given(self, batch: DataProto) -> Iterator[Finding]:
+    def _check_given(self, batch: DataProto, given: Tensor | None) -> Iterator[Finding]:
         """Compares the scores that are trained on with those that were given."""
-        given = self.given
-        self.given = None
         scores = batch.batch["token_level_scores"].sum(1, dtype=torch.float64)
         if given is None or given.shape != scores.shape:
             return
@@ -228,15 +250,14 @@ class SourceRewards:
         )
 
 
-class RewardRules:
-    """Watches the rewards of each source.
+class RewardRules(RulesWithMemory):
+    """Watches the rewards of each source, and what comes of them."""
 
-    Args:
-        source_key: the column that names a row's source.
-    """
+    name = "rewards"
 
-    def __init__(self, source_key: str) -> None:
-        self.source_key = source_key
+    def __init__(self, run: ObservedRun) -> None:
+        super().__init__(run)
+        self.source_key = run.config.data.reward_fn_key
         self.sources: dict[str, SourceRewards] = defaultdict(SourceRewards)
         # Whether every episode of the last step had its source's best reward.
         self.solved = False
@@ -244,8 +265,38 @@ class RewardRules:
         self.large_step: str | None = None
         self.spread = GroupSpread()
 
-    def check(self, batch: DataProto, episodes: EpisodeRows, metrics: Metrics) -> Iterator[Finding]:
+    @rule(
+        "reward_constant",
+        advice=(
+            "the reward function: does it read the answers? The answers: can the policy earn "
+            "anything?"
+        ),
+        waits=True,
+        view="spread=0&sort=-reward",
+        order=130,
+    )
+    @rule(
+        "advantages_zero",
+        advice=(
+            "rewards within groups: where all are equal nothing is learned; rollout.n, "
+            "filter_groups"
+        ),
+        waits=True,
+        view="spread=0&sort=-reward",
+    )
+    @rule(
+        "large_step",
+        advice=(
+            "that batch's rewards and advantages, the learning rate and grad_clip; go back to the "
+            "checkpoint before it"
+        ),
+        view="sort=-ratio",
+    )
+    def constant_rewards(self, seen: SeenStep) -> Iterator[Finding]:
         """Finds sources of constant rewards, but for those at their best; then zero advantages."""
+        batch = seen.batch
+        episodes = seen.episodes
+        metrics = seen.metrics
         constant = []
         self.solved = True
         num_episodes = 0
@@ -285,16 +336,130 @@ class RewardRules:
                 rewards[str(names[rows[0]])].append(sum(scores[row] for row in rows))
         return rewards
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps: source -> [best, past, constant_episodes]."""
-        state = {}
-        for name, source in self.sources.items():
-            state[name] = [source.best, source.past, source.constant_episodes]
-        return state
+    @rule(
+        "entropy_collapse",
+        advice=(
+            "the learning rate, the sign of entropy_coeff, and what the policy says (the episodes)"
+        ),
+        view="sort=entropy",
+        order=310,
+    )
+    def collapsing_entropy(self, seen: SeenStep) -> Iterator[Finding]:
+        """Finds entropy that falls to a fraction within two steps.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+        Where every episode of the step had the best reward, it may.
+        """
+        if self.solved:
+            return
+        entropy = seen.metrics.get("actor/entropy")
+        before = seen.history.values("actor/entropy")[-2:]
+        if entropy is None or not before:
+            return
+        highest = max(before)
+        if highest > LEAST_ENTROPY and entropy < ENTROPY_SHARE * highest:
+            yield Finding(
+                "entropy_collapse",
+                f"actor/entropy fell from {highest:.3g} to {entropy:.3g} nats in two steps",
+            )
+
+    @rule("large_step", order=330)
+    def far_step(self, seen: SeenStep) -> Iterator[Finding]:
+        """Finds a step that moves the policy far, at once and without a second one.
+
+        It is remembered for the rewards that follow it.
+        """
+        metrics = seen.metrics
+        moved = metrics.get("canary/actor_moved", 0.0)
+        past = seen.history.values("canary/actor_moved")
+        limit = LARGEST_FIRST_STEP
+        if past:
+            limit = max(LARGE_STEP, LARGE_FACTOR * max(past))
+        sampled_moved = abs(metrics.get("actor/ppo_kl", 0.0))
+        if moved > limit or sampled_moved > LARGE_STEP:
+            text = f"one step moved the policy by {max(moved, sampled_moved):.2g} nats a token"
+            self.large_step = text
+            yield Finding("large_step", text)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps: sources and spread."""
+        sources = {}
+        for name, source in self.sources.items():
+            sources[name] = [source.best, source.past, source.constant_episodes]
+        return {"sources": sources, "spread": asdict(self.spread)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state_dict`."""
-        for name, (best, past, constant_episodes) in state.items():
+        for name, (best, past, constant_episodes) in state["sources"].items():
             self.sources[name] = SourceRewards(
                 best=best, past=list(past), constant_episodes=constant_episodes
             )
+        if "spread" in state:
+            self.spread = GroupSpread(**state["spread"])
+
+
+class SilenceRules(RulesWithMemory):
+    """Watches whether empty answers earn more than others.
+
+    Where no ids of tokens without text are known, nothing is watched.
+    """
+
+    def __init__(self, run: ObservedRun) -> None:
+        super().__init__(run)
+        self.source_key = run.config.data.reward_fn_key
+        self.textless_ids = list(run.textless_ids)
+        # For each of the last steps: what empty answers earned above chance, its variance, how far
+        # scores of a group lay apart.
+        self.steps: deque[tuple[float, float, float]] = deque(maxlen=SILENCE_STEPS)
+
+    @rule(
+        "silence_paid",
+        advice="the reward: what does it make of an empty text? A policy learns to be silent",
+        waits=True,
+        view="empty=1&sort=-reward",
+        order=140,
+    )
+    def paid_silence(self, seen: SeenStep) -> Iterator[Finding]:
+        """Compares a step's empty answers with the others."""
+        if not self.textless_ids or seen.metrics.get("response/empty_ratio") == 0:
+            return
+        found = episode_scores(seen.batch, seen.episodes, self.textless_ids)
+        sources = seen.batch.non_tensor_batch.get(self.source_key)
+        self.steps.append(self._compare(found, sources))
+        above = sum(step[0] for step in self.steps)
+        deviation = math.sqrt(sum(step[1] for step in self.steps))
+        range_of_scores = max(step[2] for step in self.steps)
+        if above > max(SILENCE_DEVIATIONS * deviation, FEWEST_PAID * range_of_scores):
+            yield Finding("silence_paid", _describe_silence(found))
+
+    def _compare(
+        self, found: EpisodeScores, sources: np.ndarray | None
+    ) -> tuple[float, float, float]:
+        """Compares the empty answers of each group with all of it; see `steps`."""
+        keys = found.uids.tolist()
+        if len(set(keys)) == len(keys):
+            names = ["all"] * len(keys) if sources is None else sources[found.rows].tolist()
+            keys = [str(name) for name in names]
+        above = 0.0
+        variance = 0.0
+        range_of_scores = 0.0
+        for members in rows_by_key(keys).values():
+            scores = found.scores[members]
+            is_empty = found.is_empty[members]
+            empty = int(is_empty.sum())
+            others = len(members) - empty
+            range_of_scores = max(range_of_scores, float(np.ptp(scores)))
+            if empty and others:
+                above += float(scores[is_empty].sum() - empty * scores.mean())
+                # The variance of `empty` scores that are drawn from the group's, none twice.
+                variance += float(empty * others / (len(members) - 1) * scores.var())
+        return above, variance, range_of_scores
+
+
+def _describe_silence(found: EpisodeScores) -> str:
+    """Says what a step's empty answers and its others earned."""
+    empty = found.scores[found.is_empty]
+    others = found.scores[~found.is_empty]
+    text = f"{len(empty)} of {len(found.scores)} episodes are without a word"
+    if not len(empty) or not len(others):
+        return f"{text}; in the steps before such answers earned more than others"
+    return f"{text} and earned {empty.mean():.3g} on average, the others {others.mean():.3g}"

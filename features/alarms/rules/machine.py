@@ -1,12 +1,13 @@
 """Looks for throughput that falls and host memory that grows."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from statistics import median
 
-import psutil
-
-from features.alarms.catalogue import Finding
-from features.alarms.history import MEMORY, History, Metrics
+from features.alarms.finding import Finding
+from features.alarms.rule import rule
+from features.alarms.seen_step import MEMORY, SeenStep
 
 # A step that takes so many seconds more than usual is no accident: of short steps the machine's
 # other work makes more.
@@ -21,13 +22,19 @@ GROWTH_GIB = 1.0
 GROWTH_SHARE = 0.2
 
 
-def driver_memory() -> float:
-    """Measures the memory of this process, in GiB."""
-    return psutil.Process().memory_info().rss / 2**30
-
-
-def falling_throughput(metrics: Metrics, history: History) -> Iterator[Finding]:
+@rule(
+    "throughput_falls",
+    advice=(
+        "what else runs here, and the environment; timing_s/* say which section of the step grew"
+    ),
+    waits=True,
+    view="sort=-seconds",
+    order=340,
+)
+def falling_throughput(seen: SeenStep) -> Iterator[Finding]:
     """Finds a step of a third of the usual throughput that took much longer than usual."""
+    metrics = seen.metrics
+    history = seen.history
     past = history.values("perf/throughput")
     if len(past) < FEWEST_STEPS:
         return
@@ -39,8 +46,17 @@ def falling_throughput(metrics: Metrics, history: History) -> Iterator[Finding]:
         yield Finding("throughput_falls", f"{throughput:.3g} tokens/s, {usual:.3g} is usual")
 
 
-def growing_memory(metrics: Metrics, history: History) -> Iterator[Finding]:
+@rule(
+    "memory_grows",
+    advice="what keeps steps' data alive: environments, hooks, reward functions, caches",
+    waits=True,
+    view="sort=-tokens",
+    order=350,
+)
+def growing_memory(seen: SeenStep) -> Iterator[Finding]:
     """Finds host memory that jumps, or that grows in every step."""
+    metrics = seen.metrics
+    history = seen.history
     for name in ("perf/driver_memory_gib", "perf/rank_memory_gib"):
         sizes = [*history.values(name), metrics.get(name, 0.0)]
         first = sizes[0]

@@ -1,25 +1,25 @@
-"""Looks at what the metrics say of an update: gradients, rates, lengths, entropy, KL."""
+"""Looks at what an update did: learning rates, gradients, tensors, tokens, KL."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
-from data.protocol import DataProto
-from features.alarms.catalogue import Finding
-from features.alarms.history import History, Metrics
-from training.config import PPOConfig
+import torch
+
+from features.alarms.finding import Finding
+from features.alarms.rule import RulesWithMemory, rule
+from features.alarms.seen_step import SeenStep
+from training.config import OptimConfig
+from training.observers import ObservedRun
+from workers.model.optimizer import build_scheduler
 
 # Sections of metrics whose numbers must be finite, and how many that are not are named.
 FINITE_SECTIONS = ("actor/", "critic/", "training/", "canary/")
 MOST_NAMED = 5
 # Advantages and value losses above it have something to teach.
 SOMETHING_TO_LEARN = 1e-8
-# Shares of prompts that fill theirs, where they may be cut, and of episodes without a token.
-FULL_PROMPTS = 0.5
-MOST_EMPTY = 0.75
-# Entropy that falls below a share of what it was in the two steps before, if that was above a
-# least number of nats.
-ENTROPY_SHARE = 0.2
-LEAST_ENTROPY = 0.1
 # Nats a token.
 KL_EXPLODES = 2.0
 LARGEST_POLICY_KL = 0.5
@@ -27,11 +27,6 @@ LARGEST_REFERENCE_KL = 2.0
 # A jump is so many times the most so far, and at least so many nats.
 JUMP_FACTOR = 5
 LEAST_JUMP = 0.2
-# Nats a token by which a large step moves the sampled tokens, or the canaries. Small models are
-# unsure of the canaries' random tokens: a step must also move them so many times the most so far.
-LARGE_STEP = 1.0
-LARGE_FACTOR = 5
-LARGEST_FIRST_STEP = 3.0
 # Shares of the batch's tokens, and of its advantages, that rounding may lose.
 TOKENS_LOST = 1e-4
 TARGETS_LOST = 1e-3
@@ -44,22 +39,103 @@ LEAST_ALIGNMENT_WITH_OTHERS = -0.5
 # Estimates of a KL that may be negative.
 SIGNED_ESTIMATES = ("kl", "k1")
 MOST_NEGATIVE = -1e-6
+# Share by which a learning rate may differ from its schedule.
+RATE_TOLERANCE = 1e-5
 
 
-def not_finite_numbers(metrics: Metrics) -> Iterator[Finding]:
+@rule(
+    "not_finite",
+    advice="the learning rate, the dtype, and what gave that number",
+    view="sort=-mismatch",
+    order=170,
+)
+def not_finite_numbers(seen: SeenStep) -> Iterator[Finding]:
     """Finds metrics that are NaN or infinite."""
     wrong = []
-    for name, value in metrics.items():
+    for name, value in seen.metrics.items():
         if name.startswith(FINITE_SECTIONS) and not math.isfinite(value):
             wrong.append(name)
     if wrong:
         yield Finding("not_finite", ", ".join(wrong[:MOST_NAMED]))
 
 
-def gradients_and_rates(config: PPOConfig, metrics: Metrics, history: History) -> Iterator[Finding]:
+class RateRules(RulesWithMemory):
+    """Compares the learning rates of policy and critic with the schedules that the config asks for.
+
+    Schedules go over all steps of the run; where their number is not known, nothing is watched.
+    """
+
+    def __init__(self, run: ObservedRun) -> None:
+        super().__init__(run)
+        config = run.config
+        total_steps = run.total_steps
+        self.schedules: dict[str, Callable[[int], float]] = {}
+        self.warmup = {"actor": config.trainer.critic_warmup, "critic": 0}
+        # Updates that this process has seen.
+        self.updates: Counter[str] = Counter()
+        if total_steps is None:
+            return
+        sections = {
+            "actor": config.actor_rollout_ref.actor.optim,
+            "critic": config.critic.optim,
+        }
+        for model, optim in sections.items():
+            steps = max(total_steps - self.warmup[model], 1)
+            self.schedules[model] = schedule(optim, steps)
+
+    @rule(
+        "rate_differs",
+        advice="the scheduler: which base rate has it, and how often is it stepped?",
+        order=210,
+    )
+    def other_rates(self, seen: SeenStep) -> Iterator[Finding]:
+        """Looks at a step's rates; a schedule may have begun anew with this process."""
+        for model, rate_at in self.schedules.items():
+            rate = seen.metrics.get(f"{model}/lr")
+            if rate is None:
+                continue
+            planned = rate_at(seen.step - 1 - self.warmup[model])
+            anew = rate_at(self.updates[model])
+            self.updates[model] += 1
+            if not any(
+                math.isclose(rate, right, rel_tol=RATE_TOLERANCE) for right in (planned, anew)
+            ):
+                yield Finding(
+                    "rate_differs",
+                    f"{model}/lr is {rate:.4g}, and its schedule says {planned:.4g} in this step",
+                )
+
+
+def schedule(optim: OptimConfig, total_steps: int) -> Callable[[int], float]:
+    """Makes the function of an update's number, from 0 on, that gives its learning rate."""
+    parameter = torch.zeros(1, requires_grad=True)
+    scheduler = build_scheduler(torch.optim.SGD([parameter], lr=optim.lr), optim, total_steps)
+    (factor,) = scheduler.lr_lambdas
+    return lambda number: optim.lr * factor(number)
+
+
+@rule(
+    "gradient_not_finite",
+    advice="the learning rate, the dtype, rewards of extreme size; such updates are skipped",
+    view="sort=-gradient",
+    order=220,
+)
+@rule(
+    "gradient_zero",
+    advice="what the loss is made of: there is something to learn, and no gradient comes of it",
+    view="sort=-advantage",
+)
+@rule(
+    "rate_zero",
+    advice="the scheduler and its total steps: nothing is learned at a learning rate of 0",
+    waits=True,
+)
+def gradients_and_rates(seen: SeenStep) -> Iterator[Finding]:
     """Finds gradients that are not finite, or zero where there is something to learn, and rates of
     zero.
     """
+    config = seen.config
+    metrics = seen.metrics
     lowest = metrics.get("critic/advantages/min", 0.0)
     highest = metrics.get("critic/advantages/max", 0.0)
     something_to_learn = {
@@ -76,13 +152,23 @@ def gradients_and_rates(config: PPOConfig, metrics: Metrics, history: History) -
             yield Finding("gradient_not_finite", f"{model}/grad_norm={norm:g}")
         if norm == 0 and something_to_learn[model]:
             yield Finding("gradient_zero", f"{model}/grad_norm is 0")
-        is_first_step = not history.values(f"{model}/lr")
+        is_first_step = not seen.history.values(f"{model}/lr")
         if metrics.get(f"{model}/lr") == 0 and rate > 0 and not is_first_step:
             yield Finding("rate_zero", f"{model}/lr is 0")
 
 
-def still_parts(metrics: Metrics) -> Iterator[Finding]:
+@rule(
+    "part_still",
+    advice=(
+        "requires_grad, detach and no_grad on the way to these tensors, and the optimiser's groups"
+    ),
+    waits=True,
+    view="sort=-advantage",
+    order=230,
+)
+def still_parts(seen: SeenStep) -> Iterator[Finding]:
     """Finds tensors that an update with a gradient left as they were."""
+    metrics = seen.metrics
     for model in ("actor", "critic"):
         has_learned = metrics.get(f"{model}/grad_norm", 0.0) > 0 and metrics[f"{model}/lr"] > 0
         count = metrics.get(f"{model}/still_tensors", 0.0)
@@ -96,8 +182,20 @@ def still_parts(metrics: Metrics) -> Iterator[Finding]:
             )
 
 
-def kept_gradients(metrics: Metrics) -> Iterator[Finding]:
+@rule(
+    "gradients_kept",
+    advice="optimizer.zero_grad: each update adds its gradient to that of the last one",
+    view="sort=-gradient",
+    order=240,
+)
+@rule(
+    "gradients_lost",
+    advice="what zeroes or scales gradients between micro-batches: they add up",
+    view="sort=-gradient",
+)
+def kept_gradients(seen: SeenStep) -> Iterator[Finding]:
     """Finds gradients that outlive their update, or are gone before it."""
+    metrics = seen.metrics
     for model in ("actor", "critic"):
         count = metrics.get(f"{model}/kept_gradients", 0.0)
         if count:
@@ -114,11 +212,19 @@ def kept_gradients(metrics: Metrics) -> Iterator[Finding]:
             )
 
 
-def missing_tokens(config: PPOConfig, batch: DataProto, metrics: Metrics) -> Iterator[Finding]:
+@rule(
+    "tokens_missing",
+    advice="how a batch is cut into mini-batches and micro-batches",
+    view="sort=-advantage",
+    order=250,
+)
+def missing_tokens(seen: SeenStep) -> Iterator[Finding]:
     """Finds losses that are made of other tokens, or other advantages, than the batch has."""
+    config = seen.config
+    metrics = seen.metrics
     if config.algorithm.use_pf_ppo:
         return
-    fields = batch.batch
+    fields = seen.batch.batch
     plans = {"actor": config.batch_plan.actor, "critic": config.batch_plan.critic}
     for model, plan in plans.items():
         tokens = metrics.get(f"{model}/loss_tokens")
@@ -144,11 +250,17 @@ def missing_tokens(config: PPOConfig, batch: DataProto, metrics: Metrics) -> Ite
             )
 
 
-def further_updates(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
+@rule(
+    "updates_differ",
+    advice="what else calls optimizer.step: each mini-batch is one update",
+    order=260,
+)
+def further_updates(seen: SeenStep) -> Iterator[Finding]:
     """Finds more optimiser steps than the batch has mini-batches, over all epochs."""
+    config = seen.config
     plans = {"actor": config.batch_plan.actor, "critic": config.batch_plan.critic}
     for model, plan in plans.items():
-        made = metrics.get(f"{model}/optimizer_steps", 0.0)
+        made = seen.metrics.get(f"{model}/optimizer_steps", 0.0)
         if made > plan.updates:
             yield Finding(
                 "updates_differ",
@@ -157,8 +269,17 @@ def further_updates(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
             )
 
 
-def constant_values(metrics: Metrics, history: History) -> Iterator[Finding]:
+@rule(
+    "values_constant",
+    advice="the critic: its head, its learning rate, its inputs",
+    waits=True,
+    view="sort=-advantage",
+    order=270,
+)
+def constant_values(seen: SeenStep) -> Iterator[Finding]:
     """Finds values that are all equal, once the critic has learned."""
+    metrics = seen.metrics
+    history = seen.history
     rates = history.values("critic/lr")
     norms = history.values("critic/grad_norm")
     has_learned = any(rate > 0 and norm > 0 for rate, norm in zip(rates, norms, strict=False))
@@ -167,8 +288,16 @@ def constant_values(metrics: Metrics, history: History) -> Iterator[Finding]:
         yield Finding("values_constant", f"every value is {highest:g}")
 
 
-def misled_gradient(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
+@rule(
+    "gradient_misled",
+    advice="the loss: its sign, and which rows' advantages, or returns, it reads",
+    view="sort=-advantage",
+    order=290,
+)
+def misled_gradient(seen: SeenStep) -> Iterator[Finding]:
     """Finds a gradient that does not go where the advantages, or the returns, point."""
+    config = seen.config
+    metrics = seen.metrics
     has_other_terms = (
         config.actor_rollout_ref.actor.use_kl_loss or config.agent.observation_loss_coef > 0
     )
@@ -189,60 +318,40 @@ def misled_gradient(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
         )
 
 
-def negative_kl(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
+@rule(
+    "kl_negative",
+    advice="the KL's estimate, and the order of its arguments: policy, then reference",
+    view="sort=-kl",
+    order=300,
+)
+def negative_kl(seen: SeenStep) -> Iterator[Finding]:
     """Finds a negative KL of an estimate that is never negative."""
+    config = seen.config
     kinds = {
         "actor/kl_loss": config.actor_rollout_ref.actor.kl_loss_type,
         "actor/reward_kl_penalty": config.algorithm.kl_penalty,
     }
     for name, kind in kinds.items():
-        value = metrics.get(name, 0.0)
+        value = seen.metrics.get(name, 0.0)
         if value < MOST_NEGATIVE and kind.removesuffix("+") not in SIGNED_ESTIMATES:
             yield Finding("kl_negative", f"{name}={value:.3g}, and {kind} is never negative")
 
 
-def large_step(metrics: Metrics, history: History) -> Iterator[Finding]:
-    """Finds a step that moves the policy far, at once and without a second one."""
-    moved = metrics.get("canary/actor_moved", 0.0)
-    past = history.values("canary/actor_moved")
-    limit = LARGEST_FIRST_STEP
-    if past:
-        limit = max(LARGE_STEP, LARGE_FACTOR * max(past))
-    sampled_moved = abs(metrics.get("actor/ppo_kl", 0.0))
-    if moved > limit or sampled_moved > LARGE_STEP:
-        yield Finding(
-            "large_step",
-            f"one step moved the policy by {max(moved, sampled_moved):.2g} nats a token",
-        )
-
-
-def lost_prompts_and_answers(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
-    """Finds prompts that are cut, and episodes that nothing is learned from."""
-    cuts = config.data.truncation != "error" and not config.environments
-    full = metrics.get("prompt_length/clip_ratio", 0.0)
-    if cuts and full >= FULL_PROMPTS:
-        yield Finding("prompts_pinned", f"{full:.0%} of prompts fill data.max_prompt_length")
-    empty = metrics.get("response/aborted_ratio", 0.0)
-    if empty > MOST_EMPTY:
-        yield Finding("nothing_sampled", f"{empty:.0%} of episodes have no token to train on")
-
-
-def collapsing_entropy(metrics: Metrics, history: History) -> Iterator[Finding]:
-    """Finds entropy that falls to a fraction within two steps."""
-    entropy = metrics.get("actor/entropy")
-    before = history.values("actor/entropy")[-2:]
-    if entropy is None or not before:
-        return
-    highest = max(before)
-    if highest > LEAST_ENTROPY and entropy < ENTROPY_SHARE * highest:
-        yield Finding(
-            "entropy_collapse",
-            f"actor/entropy fell from {highest:.3g} to {entropy:.3g} nats in two steps",
-        )
-
-
-def jumping_policy(metrics: Metrics, history: History) -> Iterator[Finding]:
+@rule(
+    "kl_explodes",
+    advice="the learning rate and grad_clip: after one such step a policy hardly recovers",
+    view="sort=-ratio",
+    order=320,
+)
+@rule(
+    "kl_jump",
+    advice="the learning rate, ppo_epochs, grad_clip: one step changes the policy too much",
+    waits=True,
+    view="sort=-kl",
+)
+def jumping_policy(seen: SeenStep) -> Iterator[Finding]:
     """Finds steps that move the policy far from the old one, or from the reference."""
+    metrics = seen.metrics
     moved = metrics.get("actor/ppo_kl", 0.0)
     if abs(moved) > KL_EXPLODES:
         yield Finding("kl_explodes", f"a step moved the policy by {moved:.3g} nats a token")
@@ -253,7 +362,7 @@ def jumping_policy(metrics: Metrics, history: History) -> Iterator[Finding]:
     }
     for name, limit in limits.items():
         value = metrics.get(name, 0.0)
-        past = history.values(name)
+        past = seen.history.values(name)
         most = math.inf
         if len(past) >= 2:
             most = max(map(abs, past))

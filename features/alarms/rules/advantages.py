@@ -6,13 +6,17 @@ what was not sampled. All else is what an estimator says of itself where it is r
 none, that advantages rise with returns. The exact formulas are tested in tests/unit.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import numpy as np
 from torch import Tensor
 
 from data.protocol import DataProto
-from features.alarms.catalogue import Finding, Place
+from features.alarms.finding import Finding, Place
+from features.alarms.rule import rule
+from features.alarms.seen_step import SeenStep
 from training.batch.episode_rows import EpisodeRows, uid_of
 from training.core_algos import EstimatorFacts, estimator_facts, estimator_needs
 from training.core_algos.masked_ops import sampled_sums
@@ -31,10 +35,24 @@ AGAINST = -0.5
 FEWEST_TOKENS = 8
 
 
-def wrong_advantages(
+@rule(
+    "advantages_wrong",
+    advice=(
+        "the estimator, and the index, mask and values that it is given; one that you changed "
+        "says what it keeps where it is registered (ordered, compares, follows_returns)"
+    ),
+    view="sort=-advantage",
+    order=120,
+)
+def wrong_advantages(seen: SeenStep) -> Iterator[Finding]:
+    """Finds advantages that break what holds of any estimator, or what theirs says of itself."""
+    yield from advantage_faults(seen.batch, seen.episodes, seen.config.algorithm.adv_estimator)
+
+
+def advantage_faults(
     batch: DataProto, episodes: EpisodeRows, adv_estimator: str
 ) -> Iterator[Finding]:
-    """Finds advantages that break what holds of any estimator, or what theirs says of itself."""
+    """Does so for an estimator of this name."""
     facts = estimator_facts(adv_estimator)
     yield from _impossible_advantages(batch)
     if facts.follows_returns:
