@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROJECT
 from tests.e2e.test_agents import endings, facts_of, fit
 from tests.e2e.test_training import read_steps
 from tests.features.adapters.runs.test_worlds import mcp_config
@@ -15,6 +14,7 @@ from tests.features.programs.runs.test_programs import NO_ENVIRONMENT
 from tests.model_server import model_server, say
 
 ray = pytest.importorskip("ray")
+HERE = Path(__file__).parent
 
 
 def test_ranks_play_programs_that_ask_a_judge_beside_tools_of_an_mcp_server(
@@ -22,8 +22,8 @@ def test_ranks_play_programs_that_ask_a_judge_beside_tools_of_an_mcp_server(
 ) -> None:
     """Each rank has a server of its own, at its node's address."""
     entries = (
-        f"{{program: '{PROJECT}/tests/features/programs/asks_judge.py:solve'}}",
-        f"{{command: [{sys.executable}, {PROJECT}/tests/features/programs/runs/programs/on_ray.py]}}",
+        f"{{program: '{HERE.parent}/asks_judge.py:solve'}}",
+        f"{{command: [{sys.executable}, {HERE}/programs/on_ray.py]}}",
         "{path: examples/quickstart_game.py, cls: TerseGuessNumber}",
     )
     with model_server(say("0.5")) as judge:
