@@ -18,6 +18,7 @@ from training.config import DataConfig, ModelConfig, PPOConfig
 from training.config.loader import ConfigError, read_config
 from training.config.resources.user_code import load_custom_algorithm
 from training.config.side_services import side_services
+from training.core_algos import load_built_in
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction, load_reward_manager
 from training.reward_trial import try_reward
@@ -51,6 +52,8 @@ def build_trainer(
     config = read_config(config, own_data=own_data, own_agents=brings_agents)
     limit_caches()
     keep_heap()
+    # An edit in place that cannot be is told here, and not in the first step.
+    load_built_in()
     for service in side_services(config):
         service.set_up()
         service.try_out(config)

@@ -117,7 +117,8 @@ class StepReport:
         batch: what it trained on, with all fields that its phases added.
         metrics: of the step, those of earlier observers among them.
         records: what each rank's probes recorded, by the probe's name.
-        notices: of earlier observers; an observer appends its own.
+        notices: of earlier observers; an observer appends its own. The run's page shows all of
+            them, once the step is logged.
     """
 
     step: int

@@ -86,7 +86,15 @@ def _of_user(source: str, run: ObservedRun) -> tuple[str, Observer]:
     if _takes_run(kind):
         arguments = (run,)
     make: Any = kind
-    return kind.__name__, make(*arguments)
+    try:
+        return kind.__name__, make(*arguments)
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Asked for by name: the run is not begun without it.
+        raise ConfigError(
+            [f"{KEY}={source} cannot be made: {type(error).__name__}: {error}"]
+        ) from error
 
 
 def _takes_run(kind: type) -> bool:

@@ -63,7 +63,7 @@ class RunRecord(Observer):
         self.log = EventLog(run.run_dir)
         self.folder = RunFolder(run.run_dir)
         self.page: PageWriter | None = None
-        # What earlier observers found in the step that is to be logged.
+        # What observers found in the step that is to be logged.
         self.notices: list[Notice] = []
         self._warned = False
 
@@ -127,8 +127,8 @@ class RunRecord(Observer):
         )
 
     def step_made(self, report: StepReport) -> None:
-        """Keeps what earlier observers found in the step."""
-        self.notices = list(report.notices)
+        """Keeps the list of what observers find in the step; later ones may still add to it."""
+        self.notices = report.notices
 
     def validated(self, step: int, metrics: Mapping[str, float], generations: Generations) -> None:
         """Adds a validation's rewards."""

@@ -188,7 +188,7 @@ def test_an_older_checkpoint_has_the_state_of_the_alarms_alone(tmp_path: Path) -
     assert (state.global_steps, state.observers) == (3, {"alarms": alarms})
     observers = open_observers(make_run())
     observers.load_state_dict(state.observers)
-    assert observers.state_dict()["alarms"]["fewest_cut"] == 0.5
+    assert observers.state_dict()["alarms"]["lengths"]["fewest_cut"] == 0.5
 
 
 def test_a_checkpoint_keeps_the_states(tmp_path: Path) -> None:
@@ -243,6 +243,17 @@ def test_a_users_observer_that_is_none_is_refused_before_anything_is_loaded(tmp_
     assert "write FILE.py:CLASS" in problems(f"{file}")[0]
     assert problems(f"{file}:Mine") == []
     with pytest.raises(ConfigError, match="is no observer: write"):
+        open_observers(make_run(f"trainer.observers=[{file}:Mine]"))
+
+
+def test_a_users_observer_that_cannot_be_made_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "watch.py"
+    file.write_text(
+        "from training.observers import Observer\n"
+        "class Mine(Observer):\n"
+        "    def __init__(self):\n        raise RuntimeError('no such folder')\n"
+    )
+    with pytest.raises(ConfigError, match=r"Mine cannot be made: RuntimeError: no such folder"):
         open_observers(make_run(f"trainer.observers=[{file}:Mine]"))
 
 

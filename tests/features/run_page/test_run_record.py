@@ -56,6 +56,16 @@ def test_a_step_adds_its_alarms_its_validation_and_its_checkpoint(tmp_path: Path
     ]
 
 
+def test_what_an_observer_behind_the_page_notices_is_shown_too(tmp_path: Path) -> None:
+    with make_record(tmp_path) as record:
+        record.run.step = 1
+        report = StepReport(step=1, batch=DataProto())
+        record.step_made(report)
+        report.notices.append(Notice("mine", "look here"))
+        record.step_logged({})
+    assert ("alarm", 1) in events(tmp_path)
+
+
 def test_the_error_of_the_run_stays_the_one_that_is_raised(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mine"), make_record(tmp_path) as record:
         add(record, 1, {})
