@@ -62,7 +62,7 @@ def test_what_an_observer_behind_the_page_notices_is_shown_too(tmp_path: Path) -
         report = StepReport(step=1, batch=DataProto())
         record.step_made(report)
         report.notices.append(Notice("mine", "look here"))
-        record.step_logged({})
+        record.step_logged({"critic/score/mean": 1.0})
     assert ("alarm", 1) in events(tmp_path)
 
 
