@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 RAISES = False
 
 Metrics = dict[str, float]
+# A checkpoint is read without code of anybody's, and so without larger numbers than these.
+LARGEST_BITS = 2000
 # Rows of validation: mappings with `input` and `output` (text) and `score` (a number).
 Generations = Sequence[Mapping[str, Any]]
 Answer = TypeVar("Answer")
@@ -225,6 +227,8 @@ class Observers:
         self.off: set[str] = set()
         # Of observers that this run does without, as a checkpoint had them.
         self._others_states: dict[str, Any] = {}
+        # The last good state of each observer that has one.
+        self._last_states: dict[str, Any] = {}
 
     # The run
 
@@ -318,11 +322,10 @@ class Observers:
 
     def stop_if_asked(self) -> None:
         """Raises RunStopped where an observer wants the run to end."""
-        requests = self._tell(lambda observer: observer.wants_to_stop())
+        requests = self._tell(lambda observer: _stop_request(observer.wants_to_stop()))
         for request in requests.values():
             if request is not None:
-                reason, exit_code = request
-                raise RunStopped(reason, exit_code)
+                raise RunStopped(request.reason, request.exit_code)
 
     # Checkpoints
 
@@ -330,7 +333,10 @@ class Observers:
         """Returns the observers' states by name; they are copies."""
         states = self._tell(lambda observer: _plain_copy(observer.state_dict()))
         kept = {name: state for name, state in states.items() if state}
-        return self._others_states | kept
+        self._last_states |= kept
+        # One that is off keeps what it had last, for a run that goes on without its fault.
+        left = {name: state for name, state in self._last_states.items() if name in self.off}
+        return self._others_states | left | kept
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Goes on from `state_dict`; states of observers that are not there are kept for later."""
@@ -339,6 +345,7 @@ class Observers:
             if name not in self.named:
                 self._others_states[name] = state
             elif name not in self.off:
+                self._last_states[name] = state
                 with self._costing_itself(name):
                     self.named[name].load_state_dict(state)
 
@@ -382,6 +389,9 @@ def _new_metrics(own: Mapping[str, float], there: Mapping[str, float]) -> Metric
     Raises:
         ValueError: the step has one of them already, which an observer must not change.
     """
+    nameless = [name for name in own if not isinstance(name, str)]
+    if nameless:
+        raise TypeError(f"step_made returned a metric named {nameless[0]!r}, which is no text")
     taken = [name for name in own if name in there]
     if taken:
         raise ValueError(
@@ -389,6 +399,21 @@ def _new_metrics(own: Mapping[str, float], there: Mapping[str, float]) -> Metric
             "metrics under names of its own, as mine/tokens"
         )
     return {name: float(value) for name, value in own.items()}
+
+
+def _stop_request(answer: Any) -> StopRequest | None:
+    """Returns what `wants_to_stop` answered.
+
+    Raises:
+        TypeError: it is no StopRequest with a whole number, and not None.
+    """
+    if answer is None:
+        return None
+    if isinstance(answer, StopRequest) and type(answer.exit_code) is int:
+        return answer
+    raise TypeError(
+        f"wants_to_stop returned {answer!r}: return StopRequest(reason, exit_code), or None"
+    )
 
 
 def _plain_copy(state: Any) -> Any:
@@ -401,6 +426,8 @@ def _plain_copy(state: Any) -> Any:
         return {_plain_copy(key): _plain_copy(value) for key, value in state.items()}
     if type(state) in (list, tuple, set):
         return type(state)([_plain_copy(value) for value in state])
+    if type(state) is int and state.bit_length() > LARGEST_BITS:
+        raise TypeError("state_dict has a number that is too large for a checkpoint: use float()")
     if state is None or isinstance(state, Tensor) or type(state) in (bool, int, float, str, bytes):
         return deepcopy(state)
     raise TypeError(

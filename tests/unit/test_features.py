@@ -150,6 +150,33 @@ def test_an_older_key_is_read_in_a_mapping_from_python() -> None:
     assert restarts_of(read_config({OLD: 3}, check=False)) == 3
 
 
+def test_a_file_that_gives_older_and_newer_key_with_other_values_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "both.yaml"
+    for text in (
+        "alarms: {mode: warn}\ntrainer: {alarms: stop}\n",
+        "trainer: {alarms: stop}\nalarms: {mode: warn}\n",
+    ):
+        file.write_text(text)
+        [problem] = problems_of(str(file))
+        assert problem.startswith("alarms.mode=") and "under another name it is" in problem
+    file.write_text("alarms: {mode: stop}\ntrainer: {alarms: stop}\n")
+    assert load(str(file)).section(AlarmSettings).mode == "stop"
+
+
+def test_a_relative_link_in_an_older_key_is_that_of_its_older_place(tmp_path: Path) -> None:
+    file = tmp_path / "link.yaml"
+    file.write_text('trainer: {progress: "off", alarms: "${.progress}"}')
+    assert load(str(file)).section(AlarmSettings).mode == "off"
+
+
+def test_an_older_key_that_is_a_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = {"trainer.total_training_steps": NEW, "older.key": "nothing.such"}
+    monkeypatch.setattr("training.config.layers.moved_keys", lambda: taken)
+    first, second = problems_of("trainer.total_training_steps=2")
+    assert "trainer.total_training_steps: a feature's moved_keys" in first
+    assert "older.key" in second
+
+
 def test_the_command_lines_older_key_wins_over_the_files_newer_one(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"{NEW}: 1\n")
     assert restarts_of(load(str(tmp_path / "a.yaml"), f"{OLD}=3")) == 3

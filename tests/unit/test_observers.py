@@ -137,6 +137,43 @@ def test_the_first_that_wants_to_stop_ends_the_run() -> None:
     assert stopped.value.exit_code == 7
 
 
+@pytest.mark.parametrize("answer", [False, True, "no", StopRequest("enough", "x")])  # type: ignore[arg-type]
+def test_an_answer_that_is_no_request_costs_the_observer(costs_itself: None, answer: Any) -> None:
+    class Answers(Observer):
+        def wants_to_stop(self) -> Any:
+            return answer
+
+    observers = Observers(make_run(), {"answers": Answers()})
+    observers.stop_if_asked()
+    assert observers.off == {"answers"}
+
+
+def test_metrics_without_names_and_numbers_too_large_cost_the_observer(costs_itself: None) -> None:
+    class Nameless(Observer):
+        def step_made(self, report: StepReport) -> Any:
+            return {3: 1.0}
+
+    class Large(Observer):
+        def state_dict(self) -> dict[str, Any]:
+            return {"a": 2**3000}
+
+    observers = Observers(make_run(), {"nameless": Nameless(), "large": Large()})
+    assert observers.step_made(report()) == {}
+    assert observers.state_dict() == {}
+    assert observers.off == {"nameless", "large"}
+
+
+def test_an_observer_that_is_off_keeps_the_state_it_had(costs_itself: None) -> None:
+    class Forgets(Observer):
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            raise KeyError("another shape")
+
+    observers = Observers(make_run(), {"forgets": Forgets()})
+    observers.load_state_dict({"forgets": {"steps": 3}})
+    assert observers.off == {"forgets"}
+    assert observers.state_dict() == {"forgets": {"steps": 3}}
+
+
 def test_how_the_run_ends_is_told_also_where_it_fails() -> None:
     ends = []
 

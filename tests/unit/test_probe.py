@@ -277,6 +277,42 @@ def test_a_probe_that_raises_costs_itself_and_is_told_of_once(
     assert "ZeroDivisionError: a fault of the probe's own" in said
 
 
+def measuring(measured: Any, metrics: Any = None) -> UpdateProbe:
+    """A probe that returns this of an update."""
+
+    class Measuring(UpdateProbe):
+        name = "measuring"
+
+        def take(self) -> Any:
+            return measured
+
+        def metrics_of(self, totals: Any) -> Any:
+            return totals if metrics is None else metrics
+
+    return Measuring()
+
+
+@pytest.mark.usefixtures("faults_are_told")
+@pytest.mark.parametrize(
+    "probe",
+    [
+        measuring(None),
+        measuring(Measured(sums={"mine/number": 1.0})),  # type: ignore[dict-item]
+        measuring(Measured(maxima={"mine/vector": torch.ones(2)})),
+        measuring(Measured(sums={3: torch.ones(())})),  # type: ignore[dict-item]
+        measuring(Measured(sums={"actor/grad_norm": torch.tensor(99.0)})),
+        measuring(Measured(sums={"mine/a": torch.ones(())}), metrics={"mine/a": "text"}),
+    ],
+    ids=["nothing", "number", "vector", "no name", "the update's own", "text"],
+)
+def test_a_probe_that_measures_what_it_may_not_costs_itself(
+    lm: nn.Module, probe: UpdateProbe
+) -> None:
+    expected = build(lm, Tokens()).update_policy(make_update())
+    got = build(lm, probe, Tokens()).update_policy(make_update())
+    assert got == expected
+
+
 @pytest.mark.usefixtures("faults_are_told")
 def test_what_a_probe_raises_in_a_backward_pass_costs_the_probe(
     lm: nn.Module, caplog: pytest.LogCaptureFixture

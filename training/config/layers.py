@@ -79,7 +79,7 @@ class Layers:
         self.problems: list[str] = []
         self.file_problems: list[str] = []
         self._sections = _sections_of(self.schema)
-        self._moved = moved_keys()
+        self._moved = self._read_moved_keys()
         # By source: what became of foreign keys, the older names of settings with those now, and
         # the folders of features that are not here, whose settings are at their defaults.
         self._notes: dict[str, list[str]] = {}
@@ -87,6 +87,20 @@ class Layers:
         self._absent: dict[str, set[str]] = {}
         # The layer that is being read.
         self._layer: dict[str, Any] = {}
+
+    def _read_moved_keys(self) -> dict[str, str]:
+        """Returns what older keys of features' settings are called now; reports those in use."""
+        moved = {}
+        for old, new in moved_keys().items():
+            is_there = old in self.schema or old in self._sections
+            if is_there or not (new in self.schema or new in self._sections):
+                self.problems.append(
+                    f"{old}: a feature's moved_keys calls it {new}; an older key must be none that "
+                    "there is now, and the newer one must be there: mend its feature.py"
+                )
+            else:
+                moved[old] = new
+        return moved
 
     def value_of(self, key: str) -> Any:
         """Returns what the layers give for a key, its default where they do not."""
@@ -202,6 +216,7 @@ class Layers:
         feature_key = self._moved_to_feature(key)
         if feature_key is not None:
             self._older_names.setdefault(source, {})[key] = feature_key
+            value = own_links(value, key, self._name_here)
             self.add_tree({feature_key: value}, source)
             return
         if key in self.schema and _is_null(value) and self.translator.leaves_null(key):
@@ -213,6 +228,7 @@ class Layers:
         if key in self.schema and isinstance(value, Mapping) and self._holds_renamed_keys(key):
             value = self._add_moved_entries(key, value, source)
         if key in self.schema:
+            self._report_contradiction(key, value, source)
             self._layer[key] = _merged(self._layer.get(key), value)
         elif isinstance(value, Mapping) and (value or key in self._sections):
             self.add_tree(value, source, f"{key}.")
@@ -220,6 +236,19 @@ class Layers:
             self._add_foreign(key, value, source)
         elif value is not None:
             self._report_section(key, value, source)
+
+    def _report_contradiction(self, key: str, value: Any, source: str) -> None:
+        """Reports a key that a file gives under an older name, too, with another value.
+
+        On the command line the later word wins.
+        """
+        has_older = key in self._older_names.get(source, {}).values()
+        if not has_older or source == COMMAND_LINE or key not in self._layer:
+            return
+        if self._layer[key] != value and not isinstance(value, Mapping):
+            self.report(
+                key, value, source, f"under another name it is {self._layer[key]!r} there: give one"
+            )
 
     def _report_section(self, key: str, value: Any, source: str) -> None:
         """Reports a plain value for a section, with a key of it that may be meant."""

@@ -200,7 +200,8 @@ class UpdateProbe(Probe):
     def before_step(self, model: TrainedModel, mini: MiniBatch, loss_of: LossOf) -> None:
         """Sees the whole gradient of a mini-batch, before it is clipped.
 
-        `loss_of` runs a micro-batch once more, with a gradient: a collective on several ranks.
+        `loss_of` runs a micro-batch once more, with a gradient: a collective on several ranks. Take
+        gradients of it by `torch.autograd.grad`, as `backward` would add to those of the update.
         """
 
     def after_step(self, model: TrainedModel, outcome: StepOutcome) -> None:

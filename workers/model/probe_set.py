@@ -75,6 +75,9 @@ class ProbeSet(Generic[Kind]):
             measured: by probe, on this rank.
             sequence_ranks: ranks that have the same share of a sum.
         """
+        for probe in self.working():
+            with contained(probe):
+                _require_scalars(measured[probe.name])
         self._drop_faulty(measured)
         kept = [(probe.name, measured[probe.name]) for probe in self.probes]
         sums = sum_over_ranks(_stack([each.sums for _, each in kept])) / sequence_ranks
@@ -87,13 +90,19 @@ class ProbeSet(Generic[Kind]):
             totals[name].update((metric, next(maxima_left)) for metric in each.maxima)
         return totals
 
-    def _metrics(self, totals: Mapping[str, Metrics]) -> Metrics:
-        """Lets each probe make its metrics of what all ranks measured."""
-        metrics = {}
+    def _metrics(self, totals: Mapping[str, Metrics], taken: Metrics | None = None) -> Metrics:
+        """Lets each probe make its metrics of what all ranks measured.
+
+        Args:
+            taken: metrics that there are, whose names no probe may use.
+        """
+        there = dict(taken or {})
+        metrics: Metrics = {}
         for probe in self.working():
             if probe.name in totals:
                 with contained(probe):
-                    metrics.update(probe.metrics_of(totals[probe.name]))
+                    own = _new_metrics(probe.metrics_of(totals[probe.name]), there | metrics)
+                    metrics.update(own)
         return metrics
 
     def _drop_faulty(self, measured: Mapping[str, Measured] | None = None) -> None:
@@ -106,7 +115,7 @@ class ProbeSet(Generic[Kind]):
         checks = []
         for probe in self.probes:
             names = 0
-            if measured is not None and probe.name in measured:
+            if probe.fault is None and measured is not None and probe.name in measured:
                 names = _checksum(measured[probe.name])
             checks.append([float(probe.fault is not None), float(names), -float(names)])
         worst = max_over_ranks(torch.tensor(checks, dtype=torch.float64)).tolist()
@@ -171,13 +180,17 @@ class UpdateProbes(ProbeSet[UpdateProbe]):
             with contained(probe):
                 probe.after_step(model, outcome)
 
-    def take(self, sequence_ranks: int) -> Metrics:
-        """Returns the update's metrics over all ranks, and keeps the records; a collective."""
+    def take(self, sequence_ranks: int, taken: Metrics | None = None) -> Metrics:
+        """Returns the update's metrics over all ranks, and keeps the records; a collective.
+
+        Args:
+            taken: the update's own metrics, whose names no probe may use.
+        """
         measured = {}
         for probe in self.working():
             with contained(probe):
                 measured[probe.name] = probe.take()
-        metrics = self._metrics(self._read(measured, sequence_ranks))
+        metrics = self._metrics(self._read(measured, sequence_ranks), taken)
         self._records = {}
         for probe in self.working():
             if measured[probe.name].record is not None:
@@ -227,6 +240,36 @@ class SyncProbes(ProbeSet[SyncProbe]):
                 with contained(probe):
                     measured[probe.name] = probe.weights_taken(engine, sent[probe.name])
         return self._metrics(self._read(measured))
+
+
+def _require_scalars(measured: Any) -> None:
+    """Requires what a probe measured to be 0-dim tensors by name.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(measured, Measured):
+        raise TypeError(f"it returned {measured!r}, which is no Measured")
+    for part in (measured.sums, measured.maxima):
+        for name, value in part.items():
+            if not isinstance(name, str):
+                raise TypeError(f"it named a metric {name!r}, which is no text")
+            if not isinstance(value, Tensor) or value.dim() > 0:
+                raise TypeError(f"it measured {name}={value!r}, which is no 0-dim tensor")
+
+
+def _new_metrics(own: Mapping[str, float], there: Metrics) -> Metrics:
+    """Returns a probe's metrics as numbers.
+
+    Raises:
+        ValueError: there is one of them already, which a probe must not change.
+    """
+    taken = [name for name in own if name in there]
+    if taken:
+        raise ValueError(
+            f"it measured {', '.join(taken)}, which there is already: take names of its own"
+        )
+    return {name: float(value) for name, value in own.items()}
 
 
 def _checksum(measured: Measured) -> int:

@@ -176,7 +176,8 @@ class UpdateLoop(ABC):
                 weight=mini.weight,
                 where=f"step {step}, mini-batch {number + 1} of {plan.updates}",
             )
-        return sums.read() | self.probes.take(self.settings.sequence_ranks)
+        metrics = sums.read()
+        return metrics | self.probes.take(self.settings.sequence_ranks, metrics)
 
     def add_groups(self, data: DataProto) -> None:
         """Adds the gradient of some groups of a step's one update, which `finish_update` makes.
@@ -217,7 +218,8 @@ class UpdateLoop(ABC):
             where="an update of finished groups",
         )
         self.group_counts = torch.zeros(2)
-        return self.group_sums.read() | self.probes.take(self.settings.sequence_ranks)
+        metrics = self.group_sums.read()
+        return metrics | self.probes.take(self.settings.sequence_ranks, metrics)
 
     def default_plan(self, rows: int) -> UpdatePlan:
         """Plans an update by the settings alone."""

@@ -263,6 +263,12 @@ else:
     def _with_features() -> type[CoreConfig]:
         """Makes the class of all settings: the core's, and a section for each feature."""
         kinds = feature_sections()
+        for name in kinds:
+            if hasattr(CoreConfig, name):
+                raise ValueError(
+                    f"features/{name} has settings, and the config has a {name!r} of its own: give "
+                    "the folder another name"
+                )
         defaults = {name: kind() for name, kind in kinds.items()}
         body = {"__doc__": "Holds the settings of one run.", "__module__": __name__}
         return type("PPOConfig", (CoreConfig,), {**defaults, **body, "__annotations__": kinds})
