@@ -133,7 +133,8 @@ def test_a_run_tells_everything_in_order(tiny_task: Path, tmp_path: Path) -> Non
         "closed",
     ]
     assert notes.metrics["training/global_step"] == 2
-    assert len(notes.records) == 1
+    # One rank of the policy, one of the critic.
+    assert len(notes.records) == 2
     # Given observers stand in the place of the features'.
     assert not (tmp_path / "metrics.jsonl").exists()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from tests.features.test_deletion import copy_without, run, write_count
+from tests.e2e.test_deletion import copy_without, run, write_count
 
 NAME = "gpu_seconds"
 

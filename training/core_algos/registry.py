@@ -132,7 +132,8 @@ def register_adv_est(
 
 def _load_before(fn: Callable[..., Any]) -> None:
     """Loads the built-in formulas before a user's own, so that no name of theirs is taken."""
-    if not fn.__module__.startswith(f"{__package__}."):
+    # Code that was executed from a text has no module.
+    if not (fn.__module__ or "").startswith(f"{__package__}."):
         load_built_in()
 
 
