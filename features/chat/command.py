@@ -33,12 +33,12 @@ from data.seeds import step_info
 from data.turn_tokens import TurnTokens
 from features.chat.players import Calls, CallsHere, PersonEngine, ShownCalls
 from features.chat.terminal import ENVIRONMENT_HELP, HELP, EnvironmentsVoice, Terminal
-from features.records.feature import write_episodes
 from training.building import read_tasks
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, load_config
 from training.config.resources.files import unwritable_folder
+from training.features import features
 from training.run.files import from_here
 from training.run.model_source import local_model, tokenizer_folder
 from training.run.named_model import CannotUse
@@ -57,9 +57,10 @@ from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 ROLES = ("environment", "policy", "watcher")
 PERSON = "custom.envs.person:PersonEnvironment"
-# One rank plays, what fails is not played again, and the record is written whatever the run keeps.
+# The feature that writes the episode down, where it is there.
+RECORDS = "records"
+# One rank plays, and what fails is not played again.
 ONE_EPISODE = (
-    "~records.keep_gib",
     "trainer.launcher=local",
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=1",
@@ -163,7 +164,9 @@ def read_chat(args: argparse.Namespace, words: Sequence[str], signals: EndingSig
     unwritable = list(unwritable_folder("--out", str(out)))
     if unwritable:
         raise ConfigError(unwritable)
-    own.append(f"records.folder={out.absolute() / 'episodes'}")
+    if RECORDS in features():
+        # The record is written whatever the run keeps.
+        own += ["~records.keep_gib", f"records.folder={out.absolute() / 'episodes'}"]
     # Read again as the episode is played, so that its config.yaml says so.
     own.append(f"actor_rollout_ref.model.path={tokenizer_folder(args.chat)}")
     own += [
@@ -330,6 +333,11 @@ def _record(chat: Chat, rollout: AgentRollout, described: DataProto, episode: Ep
         return 0
     reward = sum(sum(row.reward_at.values()) for row in episode.rows)
     batch = rollout.rows_of(described, [episode])
+    if RECORDS not in features():
+        terminal.show(f"{turns} turns, reward {reward:g}, ending: {ending}")
+        return 0
+    from features.records.feature import write_episodes
+
     record_config(chat.out, chat.config, 0)
     write_episodes(chat.out / "episodes", batch)
     rollout.tokens.tokenizer.save_pretrained(chat.out / "tokenizer")
