@@ -405,12 +405,14 @@ def _stop_request(answer: Any) -> StopRequest | None:
     """Returns what `wants_to_stop` answered.
 
     Raises:
-        TypeError: it is no StopRequest with a whole number, and not None.
+        TypeError: it is no reason with an exit code, and not None.
     """
     if answer is None:
         return None
-    if isinstance(answer, StopRequest) and type(answer.exit_code) is int:
-        return answer
+    if isinstance(answer, tuple) and len(answer) == 2:
+        reason, exit_code = answer
+        if isinstance(reason, str) and type(exit_code) is int:
+            return StopRequest(reason, exit_code)
     raise TypeError(
         f"wants_to_stop returned {answer!r}: return StopRequest(reason, exit_code), or None"
     )
