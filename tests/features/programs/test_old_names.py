@@ -45,7 +45,6 @@ def test_older_keys_are_read_and_named_anew(caplog: pytest.LogCaptureFixture) ->
 def test_older_modules_are_the_same_ones() -> None:
     import custom.models.errors
     import custom.models.usage
-
     from custom import model_errors, model_usage
     from custom.models import ModelError, models
     from features.judges.registry import models as by_new_name
