@@ -39,7 +39,7 @@ def new_name(name: str) -> str | None:
         return None
     moved = MOVED | _moved_to_features()
     parts = name.split(".")
-    # Of a package and a module in it, which has moved elsewhere, the module is told.
+    # The longest name counts: a module may have moved elsewhere than its package.
     for length in range(len(parts), 1, -1):
         new = moved.get(".".join(parts[:length]))
         if new is not None:
