@@ -216,6 +216,8 @@ def test_calls_failures_and_seconds_are_metrics_by_tool_and_by_kind() -> None:
 
 
 CALL = call("calculator", expression="6 * 7")
+# Nats a token at which nearly every call is whole, sampled at temperature 0.5.
+LEARNED = 0.01
 
 
 def write_caller(folder: Path) -> None:
@@ -238,15 +240,21 @@ def write_caller(folder: Path) -> None:
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     answer = [*tokenizer.encode(CALL, add_special_tokens=False), tokenizer.eos_token_id]
-    for step in range(150):
+    losses: list[float] = []
+    # How soon it has learned depends on the processor's last bits.
+    while len(losses) < 100 or max(losses[-5:]) > LEARNED:
+        assert len(losses) < 600, f"the call is not learned: its loss is {losses[-5:]}"
         # First behind short texts, where it is learned quickly, then behind the prompts that there
         # will be.
-        prompt = tokenizer.encode(opening(tokenizer, seed=step))[-32 if step < 90 else 0 :]
+        is_short = len(losses) < 90
+        prompt = tokenizer.encode(opening(tokenizer, seed=len(losses)))[-32 if is_short else 0 :]
         ids = torch.tensor([prompt + answer])
         labels = torch.tensor([[-100] * len(prompt) + answer])
-        model(input_ids=ids, labels=labels).loss.backward()
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        losses.append(loss.item())
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

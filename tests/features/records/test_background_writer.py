@@ -32,12 +32,13 @@ def test_a_job_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyP
 
 
 def test_the_thread_ends_when_the_writer_is_closed_and_begins_again() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     writer = BackgroundWriter()
     written: list[int] = []
     writer.submit(lambda: written.append(1))
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["records"]
     assert writer.close() and writer.close()
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
     writer.submit(lambda: written.append(2))
     assert writer.close()
     assert written == [1, 2]

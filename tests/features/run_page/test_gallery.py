@@ -101,7 +101,7 @@ def test_a_picture_shows_the_page_in_light_and_its_errors_are_raised(
     )
     with pytest.raises(RuntimeError, match=r"bad\.html raised: .*absent is not defined"):
         gallery.take(browser, tmp_path, Picture(name="bad", shown_on=shown_on, page="bad.html"))
-    with pytest.raises(FileNotFoundError, match=r"python -m training\.run\.report"):
+    with pytest.raises(FileNotFoundError, match=r"python -m features\.run_page\.report"):
         gallery.take(browser, tmp_path, Picture(name="none", shown_on=shown_on, page="none.html"))
     picture = Image.open(tmp_path / "img/gallery_good.png").convert("RGB")
     assert picture.size == (1400, 900)
