@@ -13,6 +13,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.features import FeatureError
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 try:
@@ -29,6 +31,9 @@ except ModuleNotFoundError as missing:
         f"{missing} in {sys.executable}: `make setup` makes .venv, with which "
         "`.venv/bin/python main.py ...` runs, or `source .venv/bin/activate` before it"
     )
+except FeatureError as error:
+    print(error, file=sys.stderr)
+    sys.exit(2)
 
 if TYPE_CHECKING:
     from training.ray_trainer import RayPPOTrainer
@@ -45,6 +50,9 @@ def main(argv: list[str]) -> int:
     signals.install()
     try:
         return run(argv, signals)
+    except FeatureError as error:
+        print(error, file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         # As a shell reports it.
         return 128 + signals.received

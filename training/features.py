@@ -16,17 +16,20 @@ stands in `feature_index.yaml`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+import keyword
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 FOLDER = Path(__file__).resolve().parents[1] / "features"
 # What features/ held when scripts/feature_index.py was last run.
 INDEX = Path(__file__).with_name("feature_index.yaml")
+
+
+class FeatureError(ImportError):
+    """Says what is wrong with the folders of features/; its text is for users."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,22 +120,72 @@ def features() -> dict[str, Feature]:
     """Returns the features that there are by the names of their folders, in alphabetical order.
 
     Raises:
-        ImportError: a feature.py says nothing, as one that is still being imported does.
+        FeatureError: a feature.py cannot be read or says nothing, as one that is still being
+            imported does; or two of them bring what one alone may bring.
     """
-    found = {}
-    for file in sorted(FOLDER.glob("*/feature.py")):
-        name = file.parent.name
-        module = importlib.import_module(f"{FOLDER.name}.{name}.feature")
-        feature = vars(module).get("FEATURE")
-        if not isinstance(feature, Feature):
-            raise ImportError(f"{file} has no FEATURE = Feature(...)", name=module.__name__)
-        found[name] = feature
+    found = {file.parent.name: _read(file) for file in sorted(FOLDER.glob("*/feature.py"))}
+    _require_one(
+        "translator", {name: ["a translator"] for name, each in found.items() if each.translator}
+    )
+    for attribute in ("modes", "moved_keys", "moved_modules"):
+        _require_one(attribute, {name: vars(each)[attribute] for name, each in found.items()})
     return found
+
+
+def _read(file: Path) -> Feature:
+    """Imports a feature.py.
+
+    Raises:
+        FeatureError: it cannot be imported, or has no FEATURE.
+    """
+    name = file.parent.name
+    shown = f"{folder_of(name)}/{file.name}"
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise FeatureError(
+            f"{folder_of(name)} is no name of a Python package: rename the folder, to letters, "
+            "digits and _"
+        )
+    try:
+        module = importlib.import_module(f"{FOLDER.name}.{name}.feature")
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise FeatureError(
+            f"{shown} cannot be imported: {type(error).__name__}: {error}; mend it, or take the "
+            "folder away"
+        ) from error
+    feature = vars(module).get("FEATURE")
+    if not isinstance(feature, Feature):
+        raise FeatureError(f"{shown} has no FEATURE = Feature(...)")
+    return feature
+
+
+def _require_one(attribute: str, names: Mapping[str, Iterable[str]]) -> None:
+    """Requires that no two features bring the same name under an attribute.
+
+    Args:
+        names: that each feature brings, by the feature.
+
+    Raises:
+        FeatureError: two of them do.
+    """
+    owners: dict[str, str] = {}
+    for feature, brought_names in names.items():
+        for name in brought_names:
+            if name in owners:
+                raise FeatureError(
+                    f"{folder_of(owners[name])} and {folder_of(feature)} both bring {name}, under "
+                    f"{attribute}: take one of the folders away, or change its feature.py"
+                )
+            owners[name] = feature
 
 
 @cache
 def absent_features() -> dict[str, AbsentFeature]:
     """Returns the features whose folders are gone, by their names."""
+    # Late: main.py imports this file before it knows that the libraries are there.
+    import yaml
+
     index = yaml.safe_load(INDEX.read_text(encoding="utf-8"))
     return {name: AbsentFeature(**entry) for name, entry in index.items() if name not in features()}
 
@@ -193,10 +246,21 @@ def named(attribute: str) -> Iterator[tuple[str, str]]:
 
 
 def brought(attribute: str) -> Iterator[Any]:
-    """Yields what each feature names under this attribute, imported."""
-    for _, place in named(attribute):
+    """Yields what each feature names under this attribute, imported.
+
+    Raises:
+        FeatureError: it cannot be imported.
+    """
+    for feature, place in named(attribute):
         module, _, name = place.partition(":")
-        yield getattr(importlib.import_module(module), name)
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, SyntaxError) as error:
+            raise FeatureError(
+                f"{attribute}={place!r} of {folder_of(feature)}/feature.py cannot be imported: "
+                f"{type(error).__name__}: {error}; mend it, or take the folder away"
+            ) from error
+        yield found
 
 
 def folder_without(attribute: str, name: str) -> str | None:

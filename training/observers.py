@@ -300,16 +300,16 @@ class Observers:
         added: Metrics = {}
         for name, observer in self._working():
             with self._costing_itself(name):
-                own = observer.step_made(report) or {}
-                metrics = _new_metrics(own, report.metrics)
-                report = replace(report, metrics={**report.metrics, **metrics})
-                added |= metrics
+                # Each has a copy of its own, so that what it writes there reaches nobody.
+                there = {**report.metrics, **added}
+                own = observer.step_made(replace(report, metrics=dict(there))) or {}
+                added |= _new_metrics(own, there)
         return added
 
     def validated(self, step: int, metrics: Mapping[str, float], generations: Generations) -> None:
         """Tells of a validation."""
         self.run.step = step
-        self._tell(lambda observer: observer.validated(step, metrics, generations))
+        self._tell(lambda observer: observer.validated(step, dict(metrics), generations))
 
     def checkpoint_saved(self, step: int) -> None:
         """Tells that a checkpoint is complete."""
@@ -318,7 +318,7 @@ class Observers:
     def step_logged(self, metrics: Mapping[str, float]) -> None:
         """Tells all metrics of a step, if there are any."""
         if metrics:
-            self._tell(lambda observer: observer.step_logged(metrics))
+            self._tell(lambda observer: observer.step_logged(dict(metrics)))
 
     def stop_if_asked(self) -> None:
         """Raises RunStopped where an observer wants the run to end."""

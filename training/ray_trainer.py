@@ -252,13 +252,15 @@ class PPOTrainer:
 
     def shutdown(self) -> None:
         """Closes environments and ends the workers' processes; the trainer is of no use then."""
-        close_environments(self.multi_turn_rollout)
-        self.step_source.shutdown()
-        self.row_stream.close()
-        self.observers.closed()
-        if self.resources is not None:
-            self.resources.close()
-        self.resources = None
+        # From the last to the first, each also where another raises.
+        with ExitStack() as closing:
+            if self.resources is not None:
+                closing.callback(self.resources.close)
+                self.resources = None
+            closing.callback(self.observers.closed)
+            closing.callback(self.row_stream.close)
+            closing.callback(self.step_source.shutdown)
+            closing.callback(close_environments, self.multi_turn_rollout)
 
     # The loop
 

@@ -143,9 +143,9 @@ class AgentRollout:
         training_rows = list_training_rows(episodes)
         rows = [each.row for each in training_rows]
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
-        for keeper in self.keepers:
-            for name, column in keeper.columns(self.engine.response_length).items():
-                batch.batch[name] = column
+        kept = self.keepers.columns(len(rows), self.engine.response_length)
+        for name, column in kept.items():
+            batch.batch[name] = column
         rewards = reward_matrix(rows, self.engine.response_length)
         batch.batch["environment_rewards"] = torch.from_numpy(rewards)  # (B, R)
         descriptions = np.array(
@@ -166,17 +166,13 @@ class AgentRollout:
 
     def _apply_failure_policy(self, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
         """Applies the failure policy to each episode; returns their facts, keepers' among them."""
-        for keeper in self.keepers:
-            keeper.begin(episodes)
+        self.keepers.begin(episodes)
         all_facts = []
         for episode in episodes:
-            for keeper in self.keepers:
-                keeper.before_policy(episode)
+            self.keepers.before_policy(episode)
             apply_failure_policy(episode, self.config.agent)
             facts = episode_facts(episode)
-            for keeper in self.keepers:
-                facts |= keeper.after_policy(episode, facts)
-            all_facts.append(facts)
+            all_facts.append(facts | self.keepers.after_policy(episode, facts))
         return all_facts
 
     def close(self) -> None:

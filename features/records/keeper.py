@@ -1,7 +1,7 @@
 """Keeps the record of each episode, and where its tokens come from, on the engine's rank."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ class RecordKeeper(EpisodeKeeper):
 
     The record is of the episode before the failure policy; see `take_played_episodes`.
     """
+
+    column_types: ClassVar = {"token_origins": torch.int8}
 
     def __init__(self, tokens: TurnTokens) -> None:
         self.origins = TokenOrigins(tokens)

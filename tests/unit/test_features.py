@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -26,7 +28,7 @@ from training.config.reference import to_yaml
 from training.config.schema.actor import ActorConfig
 from training.config.section import Section
 from training.config.translator import KeyTranslator, key_translator
-from training.features import features
+from training.features import Feature, FeatureError, features
 from training.run.recorded_config import record_config
 
 OLD = "trainer.max_restarts"
@@ -337,7 +339,50 @@ def test_a_file_that_says_nothing_of_its_feature_is_named(
     (folder / "mute/feature.py").write_text("x = 1\n")
     (folder / "__init__.py").write_text("")
     monkeypatch.setattr("importlib.import_module", lambda name: registry)
-    with pytest.raises(ImportError, match=r"mute/feature\.py has no FEATURE = Feature"):
+    with pytest.raises(FeatureError, match=r"mute/feature\.py has no FEATURE = Feature"):
+        features()
+
+
+def test_a_folder_that_no_package_may_be_called_is_named(folder: Path) -> None:
+    (folder / "my-alarms").mkdir()
+    (folder / "my-alarms/feature.py").write_text("")
+    with pytest.raises(FeatureError, match=r"features/my-alarms is no name of a Python package"):
+        features()
+
+
+@pytest.mark.parametrize("text", ["FEATURE = Feature(\n", "import no_such_module\n"])
+def test_a_file_that_cannot_be_imported_is_told_in_a_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (folder / "torn").mkdir()
+    (folder / "torn/feature.py").write_text(text)
+
+    def import_module(name: str) -> None:
+        assert name == "features.torn.feature"
+        exec(compile(text, "feature.py", "exec"), {})
+
+    monkeypatch.setattr("importlib.import_module", import_module)
+    with pytest.raises(FeatureError, match=r"torn/feature\.py cannot be imported: .*Error: .*mend"):
+        features()
+
+
+@pytest.mark.parametrize(
+    ("brings", "shown"),
+    [
+        ({"translator": "a:B"}, "both bring a translator, under translator"),
+        ({"modes": {"--mine": "a:run"}}, "both bring --mine, under modes"),
+        ({"moved_keys": {"trainer.mine": "one.mine"}}, "both bring trainer.mine, under moved_keys"),
+    ],
+)
+def test_two_features_that_bring_the_same_name_are_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, brings: dict[str, Any], shown: str
+) -> None:
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "feature.py").write_text("")
+    module = SimpleNamespace(FEATURE=Feature(**brings))
+    monkeypatch.setattr("importlib.import_module", lambda name: module)
+    with pytest.raises(FeatureError, match=f"features/one and features/two {shown}"):
         features()
 
 

@@ -436,6 +436,21 @@ def test_probes_that_cannot_be_made_cost_themselves(
     assert [probe.name for probe in open_probes(config, "actor")] == ["SamplingMismatch"]
     assert open_probes(config, "critic") == []
     assert f"the probes of {missing} could not be made" in caplog.text
+
+
+@pytest.mark.usefixtures("faults_are_told")
+@pytest.mark.parametrize("returned", [None, [1], "probes"])
+def test_a_function_that_returns_no_probes_is_told_with_what_it_may_return(
+    returned: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    brought = {"mine": Feature(probes="mine:update_probes")}
+    monkeypatch.setattr("training.features.features", lambda: brought)
+    monkeypatch.setattr("workers.model.probes_of_run.OWN_PROBES", ())
+    monkeypatch.setattr(
+        "workers.model.probes_of_run.load_object", lambda source, key: lambda *arguments: returned
+    )
+    assert open_probes(PPOConfig(), "actor") == []
+    assert f"{returned!r} was returned: return a list of UpdateProbe" in caplog.text
     monkeypatch.setenv(FAULTS, "raise")
     with pytest.raises(ValueError, match=r"there is no module 'features\.nothing_such'"):
         open_probes(config, "actor")

@@ -98,14 +98,7 @@ class KeyTranslator:
 
 @cache
 def key_translator() -> KeyTranslator:
-    """Returns the translator that a feature brings, or one that knows nothing.
-
-    Raises:
-        ValueError: several features bring one.
-    """
+    """Returns the translator that a feature brings, or one that knows nothing."""
     found = list(brought("translator"))
-    if len(found) > 1:
-        names = ", ".join(each.__name__ for each in found)
-        raise ValueError(f"several features bring a translator of keys, {names}: keep one of them")
     translator: KeyTranslator = found[0]() if found else KeyTranslator()
     return translator

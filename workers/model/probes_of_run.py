@@ -8,7 +8,7 @@ costs its own probes. Invariant: every rank of a model opens the same ones.
 import logging
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,11 +16,13 @@ from data.loading import load_object
 from training.config import PPOConfig
 from training.features import named
 from workers.model.builder import ModelSpec
-from workers.model.probe import ReadProbe, SyncProbe, UpdateProbe, raises_faults
+from workers.model.probe import Probe, ReadProbe, SyncProbe, UpdateProbe, raises_faults
 from workers.model.probe_set import first_fault
 from workers.ranks.process_groups import rank
 
 logger = logging.getLogger(__name__)
+
+Kind = TypeVar("Kind", bound=Probe)
 
 # The core's own: what verl logs of an update.
 OWN_PROBES = ("workers.model.sampling_mismatch:update_probes",)
@@ -32,7 +34,7 @@ def open_probes(config: PPOConfig, role: str) -> list[UpdateProbe]:
     Args:
         role: "actor" or "critic".
     """
-    return _open([*OWN_PROBES, *_of_features("probes")], config, role)
+    return _open(UpdateProbe, [*OWN_PROBES, *_of_features("probes")], config, role)
 
 
 def open_read_probes(config: PPOConfig, role: str) -> list[ReadProbe]:
@@ -41,7 +43,7 @@ def open_read_probes(config: PPOConfig, role: str) -> list[ReadProbe]:
     Args:
         role: "ref".
     """
-    return _open(_of_features("read_probes"), config, role)
+    return _open(ReadProbe, _of_features("read_probes"), config, role)
 
 
 def open_sync_probes(config: PPOConfig, spec: ModelSpec, engine: Any) -> list[SyncProbe]:
@@ -51,7 +53,7 @@ def open_sync_probes(config: PPOConfig, spec: ModelSpec, engine: Any) -> list[Sy
         spec: of the policy.
         engine: `BaseRollout`; None where this rank has none.
     """
-    return _open(_of_features("sync_probes"), config, spec, engine)
+    return _open(SyncProbe, _of_features("sync_probes"), config, spec, engine)
 
 
 def _of_features(attribute: str) -> list[str]:
@@ -59,14 +61,14 @@ def _of_features(attribute: str) -> list[str]:
     return [place for _, place in named(attribute)]
 
 
-def _open(sources: Sequence[str], *arguments: Any) -> list[Any]:
+def _open(kind: type[Kind], sources: Sequence[str], *arguments: Any) -> list[Kind]:
     """Calls the named functions; leaves out what one returns that raised on any rank."""
-    probes = []
+    probes: list[Kind] = []
     for source in sources:
-        opened: list[Any] = []
+        opened: list[Kind] = []
         fault = None
         try:
-            opened = load_object(source, "probe")(*arguments)
+            opened = _require_probes(kind, load_object(source, "probe")(*arguments))
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception:
@@ -83,3 +85,17 @@ def _open(sources: Sequence[str], *arguments: Any) -> list[Any]:
                 fault,
             )
     return probes
+
+
+def _require_probes(kind: type[Kind], returned: Any) -> list[Kind]:
+    """Returns what a function returned, as a list of probes.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(returned, Sequence) and all(isinstance(probe, kind) for probe in returned):
+        return list(returned)
+    raise TypeError(
+        f"{returned!r} was returned: return a list of {kind.__name__}, an empty one where there is "
+        "nothing to measure"
+    )

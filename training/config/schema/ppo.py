@@ -24,6 +24,7 @@ from training.config.schema.rollout import RolloutConfig
 from training.config.schema.trainer import RayKwargs, TrainerConfig
 from training.config.section import InputPath, Section
 from training.core_algos.built_in import estimator_needs
+from training.features import FeatureError
 from training.features import sections as feature_sections
 from workers.rollout.kinds import named_choice
 
@@ -265,7 +266,7 @@ else:
         kinds = feature_sections()
         for name in kinds:
             if hasattr(CoreConfig, name):
-                raise ValueError(
+                raise FeatureError(
                     f"features/{name} has settings, and the config has a {name!r} of its own: give "
                     "the folder another name"
                 )
