@@ -41,6 +41,7 @@ def _entry(name: str, feature: Feature) -> dict[str, Any]:
         "moved_keys": dict(feature.moved_keys),
         "modes": list(feature.modes),
         "libraries": list(_libraries(feature)),
+        "loggers": list(feature.loggers),
         "brings": [each.name for each in fields(Feature) if vars(feature)[each.name]],
     }
     return {part: content for part, content in entry.items() if content}

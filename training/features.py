@@ -68,6 +68,7 @@ class Feature:
             processes of its own, or None where the run goes on in this one.
         libraries: "module:NAME" of a table: a name in LIBRARY:ID of an environment -> `Library`;
             see custom/env_factory.py.
+        loggers: names in `trainer.logger` that its observer writes to.
         import_advice: "module:function", ModuleNotFoundError of a user's file -> what to write
             instead, or None.
         model_writer: "module:function", (CheckpointModel, folder, dtype); writes a checkpoint as a
@@ -92,6 +93,7 @@ class Feature:
     tools: str | None = None
     starter: str | None = None
     libraries: str | None = None
+    loggers: tuple[str, ...] = ()
     import_advice: str | None = None
     model_writer: str | None = None
 
@@ -105,6 +107,7 @@ class AbsentFeature:
         moved_keys: as of `Feature`.
         modes: its options of the command line.
         libraries: the names of its libraries of environments.
+        loggers: as of `Feature`.
         brings: the attributes of `Feature` that it has.
     """
 
@@ -112,6 +115,7 @@ class AbsentFeature:
     moved_keys: Mapping[str, str] = field(default_factory=dict)
     modes: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    loggers: tuple[str, ...] = ()
     brings: tuple[str, ...] = ()
 
 

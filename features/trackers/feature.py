@@ -16,6 +16,16 @@ FEATURE = Feature(
     },
     checks="features.trackers.packages:problems",
     observer="features.trackers.observer:open_trackers",
+    loggers=(
+        "file",
+        "json",
+        "tensorboard",
+        "wandb",
+        "mlflow",
+        "swanlab",
+        "trackio",
+        "clearml",
+    ),
     # Before the page, which reads metrics.jsonl as it is cut back for a run that goes on.
     observer_order=30,
 )

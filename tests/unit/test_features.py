@@ -26,6 +26,7 @@ from training.config.leaves import leaves
 from training.config.loader import ConfigError, load_config, read_config
 from training.config.reference import to_yaml
 from training.config.schema.actor import ActorConfig
+from training.config.schema.trainer import TrainerConfig
 from training.config.section import Section
 from training.config.translator import KeyTranslator, key_translator
 from training.features import Feature, FeatureError, features
@@ -416,6 +417,23 @@ def test_any_other_value_of_an_absent_feature_is_refused(
         f"{key}=2 (a.yaml): is a setting of features/supervisor, which is not here: put the "
         "folder back, or take the key out"
     ]
+
+
+def test_loggers_without_the_folder_that_writes_them_are_refused(folder: Path) -> None:
+    sentence = (
+        "trainer.logger has {0}, which features/trackers writes, and that is not here: put the "
+        "folder back, or take {0} out"
+    )
+    named = TrainerConfig(logger=("console", "wandb"))
+    assert list(named.problems()) == [sentence.format("wandb")]
+    # Nobody asked for the default: a run without its file is told, and goes on.
+    assert list(TrainerConfig().problems()) == []
+    assert list(TrainerConfig().warnings()) == [sentence.format("file")]
+
+
+def test_the_older_name_that_was_meant_is_told() -> None:
+    (problem,) = problems_of("trainer.alarm=stop")
+    assert problem.endswith("Did you mean trainer.alarms, which is called alarms.mode now?")
 
 
 def test_an_option_of_an_absent_feature_names_the_folder(folder: Path) -> None:

@@ -436,6 +436,9 @@ def test_probes_that_cannot_be_made_cost_themselves(
     assert [probe.name for probe in open_probes(config, "actor")] == ["SamplingMismatch"]
     assert open_probes(config, "critic") == []
     assert f"the probes of {missing} could not be made" in caplog.text
+    monkeypatch.setenv(FAULTS, "raise")
+    with pytest.raises(ValueError, match=r"there is no module 'features\.nothing_such'"):
+        open_probes(config, "actor")
 
 
 @pytest.mark.usefixtures("faults_are_told")
@@ -451,9 +454,6 @@ def test_a_function_that_returns_no_probes_is_told_with_what_it_may_return(
     )
     assert open_probes(PPOConfig(), "actor") == []
     assert f"{returned!r} was returned: return a list of UpdateProbe" in caplog.text
-    monkeypatch.setenv(FAULTS, "raise")
-    with pytest.raises(ValueError, match=r"there is no module 'features\.nothing_such'"):
-        open_probes(config, "actor")
 
 
 def test_without_alarms_and_records_nothing_measures_but_the_core() -> None:

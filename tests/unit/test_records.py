@@ -97,6 +97,19 @@ def test_every_version_of_the_settings_stays_with_its_steps(tmp_path, caplog) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"], "another run"
 
 
+def test_a_setting_that_the_earlier_version_lacked_has_not_changed(tmp_path, caplog) -> None:
+    record_config(tmp_path, PPOConfig(), 0)
+    file = tmp_path / "config.yaml"
+    earlier = file.read_text().replace("  observers: []\n", "").replace("  save_freq: null\n", "")
+    assert len(earlier) < len(file.read_text()) - 30
+    file.write_text(earlier)
+    assert record_config(tmp_path, PPOConfig(), 3) == {}
+    file.write_text(earlier)
+    changes = record_config(tmp_path, config_with("trainer.save_freq=2"), 3)
+    assert changes["trainer.save_freq"] == (None, 2)
+    assert "trainer.observers" not in changes
+
+
 def test_a_validation_alone_leaves_the_settings_of_the_training(tmp_path) -> None:
     record_config(tmp_path, config_with(), 0)
     kept = (tmp_path / "config.yaml").read_text()

@@ -440,11 +440,19 @@ class Layers:
             did_you_mean(key, of_all_words[:1], cutoff=0.0)
             or did_you_mean(key, of_same_words, cutoff=0.4)
             or did_you_mean(key, of_same_last_word, cutoff=0.0)
+            or self._nearest_moved(key)
         )
         settings_of_users = f"{section}.custom_kwargs"
         if not advice and settings_of_users in self.schema:
             advice = f" A setting of your own code goes to {settings_of_users}.{last_word}"
         self.report(key, value, source, f"there is no such key.{advice or _no_advice()}")
+
+    def _nearest_moved(self, key: str) -> str:
+        """Says how the older key is called now that this one is nearest to; "": there is none."""
+        nearest = nearest_name(key, self._moved, cutoff=0.85)
+        if nearest is None:
+            return ""
+        return f" Did you mean {nearest}, which is called {self._moved[nearest]} now?"
 
 
 def _no_advice() -> str:

@@ -115,6 +115,8 @@ def _changes(path: Path, before: str, after: str) -> Changes:
             reason,
         )
         return {}
+    # A setting that did not exist then had no other value than its default.
+    old = {**flat_settings(to_yaml(PPOConfig())), **old}
     changes = {}
     for key in {**old, **new}:
         if key not in RESUME_SETTINGS and old.get(key) != new.get(key):

@@ -14,6 +14,7 @@ from training.config.section import (
     PositiveOrMinusOne,
     Section,
 )
+from training.features import folder_without
 
 
 class TrainerConfig(Section):
@@ -109,6 +110,8 @@ class TrainerConfig(Section):
 
     def problems(self) -> Iterator[str]:
         """Yields what keeps the run from starting, or from going on as it should."""
+        if self.logger != TrainerConfig.logger:
+            yield from self._loggers_without_folder()
         if self.resume_mode == "resume_path" and self.resume_from_path is None:
             yield (
                 "trainer.resume_mode=resume_path needs trainer.resume_from_path: a global_step_N "
@@ -128,6 +131,8 @@ class TrainerConfig(Section):
 
     def warnings(self) -> Iterator[str]:
         """Yields what has no effect: a checkpoint only named, groups that are waited for."""
+        if self.logger == TrainerConfig.logger:
+            yield from self._loggers_without_folder()
         if self.train_finished_groups and self.deterministic:
             yield (
                 "trainer.train_finished_groups=true has no effect with trainer.deterministic=true, "
@@ -139,6 +144,16 @@ class TrainerConfig(Section):
                 f"trainer.resume_from_path={self.resume_from_path} has no effect with "
                 f"trainer.resume_mode={self.resume_mode}: set it to resume_path"
             )
+
+    def _loggers_without_folder(self) -> Iterator[str]:
+        """Yields the loggers that nobody writes to, as their folder is gone."""
+        for name in self.logger:
+            folder = folder_without("loggers", name)
+            if folder is not None:
+                yield (
+                    f"trainer.logger has {name}, which {folder} writes, and that is not here: put "
+                    f"the folder back, or take {name} out"
+                )
 
 
 def _says_something(value: Any) -> bool:
