@@ -392,6 +392,19 @@ def test_the_flag_says_which_estimators_whiten_over_the_batch_and_can_be_told_no
         torch.testing.assert_close(masked_whiten(raw, MASK), whitened)
 
 
+@pytest.mark.parametrize(
+    ("says", "shown"),
+    [
+        ({"span": "episode"}, "span='episode': allowed are scores, episodes, groups, batch"),
+        ({"compares": "all"}, "compares='all': allowed are group, turns, states, or None"),
+        ({"needs": ("value",)}, r"needs=\('value',\) of mine: allowed are values, index, "),
+    ],
+)
+def test_an_estimator_that_says_of_itself_what_nobody_reads_is_refused(says, shown) -> None:
+    with pytest.raises(ValueError, match=shown):
+        algos.register_adv_est("mine", **says)
+
+
 def test_an_estimator_of_parts_of_a_batch_declares_that_it_whitens():
     def whitening(token_level_rewards, response_mask, whiten=True):
         return token_level_rewards, token_level_rewards

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from data.names import registered, registering
 from training.core_algos.built_in import ESTIMATOR_INPUTS, ESTIMATOR_NEEDS, FORMULA_MODULES
@@ -55,6 +55,18 @@ class EstimatorFacts:
     compares: Compared | None = None
     ordered: bool | None = None
     follows_returns: bool = False
+
+    def __post_init__(self) -> None:
+        """Requires the allowed words.
+
+        Raises:
+            ValueError: `span` or `compares` is another one.
+        """
+        if self.span not in get_args(Span):
+            raise ValueError(f"span={self.span!r}: allowed are {', '.join(get_args(Span))}")
+        if self.compares is not None and self.compares not in get_args(Compared):
+            allowed = ", ".join(get_args(Compared))
+            raise ValueError(f"compares={self.compares!r}: allowed are {allowed}, or None")
 
 
 # The built-in estimators; a user's own go by their plain name.
@@ -103,9 +115,15 @@ def register_adv_est(
             `whiten`, and leaves the whitening to its caller where that is False.
         aliases: further names of the same estimator.
     Raises:
-        ValueError: another function has the name, or `whitens_batch` and the parameter `whiten`
-            do not agree.
+        ValueError: another function has the name; `span` or `compares` is not allowed;
+            `whitens_batch` and the parameter `whiten` do not agree; or `needs` has a name that no
+            batch has.
     """
+    unknown = [field for field in needs if field not in ESTIMATOR_INPUTS]
+    if unknown:
+        raise ValueError(
+            f"needs={needs!r} of {_plain_name(name)}: allowed are {', '.join(ESTIMATOR_INPUTS)}"
+        )
     facts = EstimatorFacts(
         span=span,
         whitens_batch=whitens_batch,
