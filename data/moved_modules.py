@@ -29,6 +29,7 @@ MOVED = {
     "custom.models.usage": "custom.model_usage",
     "data.conversation": "data.turn_tokens",
     "data.verl_batch": "data.protocol",
+    "training.config.estimator_needs": "training.core_algos.built_in",
     "training.generation": "training.ray_trainer",
 }
 

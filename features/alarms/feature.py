@@ -11,7 +11,10 @@ from training.features import Feature
 FEATURE = Feature(
     section=AlarmSettings,
     moved_keys={"trainer.alarms": "alarms.mode"},
-    moved_modules={"training.run.alarms": "features.alarms"},
+    moved_modules={
+        "training.run.alarms": "features.alarms",
+        "workers.weight_sync.canary": "features.alarms.probes.canary",
+    },
     observer="features.alarms.monitor:open_alarms",
     probes="features.alarms.probes:update_probes",
     read_probes="features.alarms.probes:read_probes",

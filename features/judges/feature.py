@@ -12,6 +12,7 @@ FEATURE = Feature(
         "custom.models.settings": "features.judges.model_settings",
         "custom.models": "features.judges",
         "features.judges.errors": "custom.model_errors",
+        "training.config.schema.side_models": "features.judges.settings",
         "training.model_trial": "features.judges.trial",
     },
     checks="features.judges.settings:config_problems",

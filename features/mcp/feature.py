@@ -9,6 +9,7 @@ FEATURE = Feature(
     moved_modules={
         "custom.tools.mcp_session": "features.mcp.mcp_session",
         "custom.tools.mcp_tools": "features.mcp.mcp_tools",
+        "training.config.schema.mcp_servers": "features.mcp.settings",
         "contrib.mcp_guard": "features.mcp.mcp_guard",
     },
     tools="features.mcp.mcp_server:servers",

@@ -17,6 +17,8 @@ FEATURE = Feature(
     },
     moved_modules={
         "workers.programs": "features.programs",
+        "workers.programs.mixed_pool": "workers.rollout.mixed_pool",
+        "training.config.schema.verifiers": "features.programs.settings",
         "training.program_trial": "features.programs.trial",
         "training.serve": "features.programs.serve",
     },
