@@ -2,7 +2,7 @@
 
 No alarm knows these formulas, so that an edit in place rings nothing; what an alarm cannot see of
 an estimator, such as another discount, is seen here. Each fault that is seeded into training for
-the alarm `advantages_wrong` (tests/features/alarms/runs/silent_faults.py), and two more, must be
+the alarm `advantages_wrong` (tests/wrong_advantages.py), and two more, must be
 found.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.features.alarms.runs.silent_faults import a_token_late, negated, rolled_index
+from tests.wrong_advantages import a_token_late, negated, rolled_index
 from training.core_algos import call_adv_estimator, get_adv_estimator_fn
 from training.core_algos.verl_form import accepted_arguments
 

@@ -25,6 +25,7 @@ from tests.features.alarms.runs.seeded_faults import (
     scores,
     worker,
 )
+from tests.wrong_advantages import a_token_late, negated, rolled_index
 from training import advantage
 from workers import dp_actor, dp_critic, hf_rollout
 from workers.model import update_loop
@@ -145,15 +146,6 @@ def samplers_without_the_step(trainer: Any) -> None:
 
 
 # Advantages
-
-
-def negated(own: Any, *args: Any, **kwargs: Any) -> Any:
-    advantages, returns = own(*args, **kwargs)
-    return -advantages, returns
-
-
-def rolled_index(own: Any, *args: Any, index: Any, **kwargs: Any) -> Any:
-    return own(*args, index=np.roll(index, 1), **kwargs)
 
 
 # Models
@@ -449,11 +441,6 @@ def blind_critic(trainer: Any) -> None:
         result.batch["values"] = torch.zeros_like(result.batch["values"])
 
     after(trainer.critic_wg.worker, "compute_values", zero)
-
-
-def a_token_late(own: Any, *args: Any, **kwargs: Any) -> Any:
-    advantages, returns = own(*args, **kwargs)
-    return advantages.roll(1, 1), returns
 
 
 def prompts_of_the_step_before(trainer: Any) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from tests.e2e.test_agents import endings, facts_of, fit
 from tests.e2e.test_training import read_steps
-from tests.features.adapters.runs.test_worlds import mcp_config
 from tests.features.programs.runs.test_programs import NO_ENVIRONMENT
 from tests.model_server import model_server, say
 
 ray = pytest.importorskip("ray")
+mcp_runs = pytest.importorskip("tests.features.mcp.runs.test_mcp_runs")
+pytest.importorskip("features.judges.feature")
 HERE = Path(__file__).parent
 
 
@@ -27,7 +28,7 @@ def test_ranks_play_programs_that_ask_a_judge_beside_tools_of_an_mcp_server(
         "{path: examples/quickstart_game.py, cls: TerseGuessNumber}",
     )
     with model_server(say("0.5")) as judge:
-        config = mcp_config(
+        config = mcp_runs.mcp_config(
             tiny_game, tmp_path, "counter",
             *NO_ENVIRONMENT, f"env_template=[{', '.join(entries)}]",
             "agent.agent_length=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6",

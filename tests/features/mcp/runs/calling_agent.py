@@ -1,4 +1,4 @@
-"""An agent of test_worlds.py whose policy cannot write calls: each answer is one."""
+"""An agent of test_mcp_runs.py whose policy cannot write calls: each answer is one."""
 
 from __future__ import annotations
 
