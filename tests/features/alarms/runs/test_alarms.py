@@ -263,6 +263,7 @@ def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(
     seen: list[Any] = []
     trainer.on_batch = seen.append
     trainer.fit()
+    trainer.shutdown()
     batch = seen[-1]
     del batch.non_tensor_batch["uid"]
     metrics = {"actor/entropy": float("nan")}
@@ -293,6 +294,7 @@ def test_rare_rewards_may_stay_away_for_as_long_as_chance_has_it(
     seen: list[Any] = []
     trainer.on_batch = seen.append
     trainer.fit()
+    trainer.shutdown()
     batch, alarms = seen[-1], Alarms(trainer.observers.run)
     scores = batch.batch["token_level_scores"]
     rang = []
