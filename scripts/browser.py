@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -85,7 +86,9 @@ class Browser:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._call("DELETE", self.session)
+            # Whatever ended it before, a browser that is gone is closed.
+            with suppress(OSError):
+                self._call("DELETE", self.session)
         finally:
             self._end_process()
 

@@ -93,7 +93,8 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         self._kills: dict[int, Callable[[], None]] = {}
         self._launchers: dict[tuple[Any, ...], Launcher] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = ProgramServer(max_tokens, port, host)
+        lasting = {spec.token for spec in specs.values() if spec.token is not None}
+        self._server = ProgramServer(max_tokens, port, host, lasting_tokens=lasting)
         self._closed = False
         # Calls that the owner's thread wants, and whether this thread was woken for them.
         self._calls: deque[tuple[Any, ...]] = deque()

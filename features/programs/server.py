@@ -13,7 +13,7 @@ import json
 import resource
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,8 @@ MAX_CONNECTIONS = 4096
 BACKLOG = 1024
 # How often a stream that waits is sent a comment, so that nobody takes it for dead.
 HEARTBEAT_S = 5.0
+# How long a request waits for the next episode of a token that has one after another.
+NEXT_EPISODE_S = 10.0
 # Tokens of ended episodes that are told from unknown ones.
 MAX_ENDED = 10_000
 SHUTDOWN_S = 1.0
@@ -67,9 +69,17 @@ class ProgramServer:
         max_tokens: of the longest row.
         port: 0 is any that is free.
         host: the address to listen at.
+        lasting_tokens: by which one episode after another is known.
     """
 
-    def __init__(self, max_tokens: int, port: int = 0, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        max_tokens: int,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        lasting_tokens: Collection[str] = (),
+    ) -> None:
+        self._lasting_tokens = lasting_tokens
         self.host = host
         self.port = port
         self.max_bytes = BYTES_BESIDE + BYTES_PER_TOKEN * max_tokens
@@ -157,7 +167,7 @@ class ProgramServer:
             write_error = protocol.write_error
         attempt = None
         try:
-            attempt = self._attempt_of(http)
+            attempt = await self._attempt_of(http)
             if path.endswith("/models") and http.method == "GET":
                 return web.json_response(list_models(attempt))
             if path.endswith("/reward") and http.method == "POST":
@@ -172,7 +182,7 @@ class ProgramServer:
                 attempt.counts["http_errors"] += 1
             return web.json_response(write_error(error), status=error.status)
 
-    def _attempt_of(self, http: web.Request) -> Attempt:
+    async def _attempt_of(self, http: web.Request) -> Attempt:
         """Returns the attempt that the token in the path, or else the key, names."""
         place = http.path.split("/")
         if len(place) > 2 and place[1] == "e":
@@ -180,6 +190,11 @@ class ProgramServer:
         else:
             bearer = http.headers.get("Authorization", "").removeprefix("Bearer ")
             token = bearer or http.headers.get("x-api-key", "")
+        if token in self._lasting_tokens:
+            # The episode before may just have ended, and the next one is about to begin.
+            waits_until = asyncio.get_running_loop().time() + NEXT_EPISODE_S
+            while token not in self._attempts and asyncio.get_running_loop().time() < waits_until:
+                await asyncio.sleep(0.02)
         attempt = self._attempts.get(token)
         if attempt is not None:
             return attempt

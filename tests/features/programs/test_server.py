@@ -245,6 +245,25 @@ def test_whoever_asks_after_the_end_hears_that_it_has_ended(served: Served) -> N
     assert served.send().getresponse().status == 410
 
 
+def test_a_program_that_comes_between_two_episodes_waits_for_the_next() -> None:
+    """By hand a model is served to one episode after another, all by one token."""
+    spec = ProgramSpec(token="lasting")
+    with ProgramPool({0: spec}, deadlines=Deadlines(), max_tokens=64) as pool:
+        for key in range(2):
+            served = Served(pool, "/e/lasting", pool._server.port)
+            early = served.send()
+            time.sleep(0.3)
+            pool.reset(key, 0, 0)
+            asked = served.heard(Asked)
+            pool.answer(key, asked.number, Answer(text="Early", token_ids=(1,), log_probs=(-1.0,)))
+            assert text_of(early) == "Early"
+            assert served.send(path="/end").getresponse().status == 200
+            served.heard(Exited)
+            pool.finish(key, "done")
+            # What the end of the episode says.
+            assert pool.poll(5.0)
+
+
 def test_headers_that_do_not_come_close_their_connection(
     monkeypatch: pytest.MonkeyPatch, served: Served
 ) -> None:
