@@ -10,7 +10,6 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.e2e.test_deletion import copy_without, run, write_count
-from tests.features.run_page.made_runs import content_in
 
 NAME = "gpu_seconds"
 # Prints the kinds of observers that the feature opens: as it is, and turned off.
@@ -56,14 +55,16 @@ def test_the_feature_of_the_page_takes_thirty_lines_and_has_a_chart_on_the_run_p
     # A step of four tasks.
     assert [step[f"{NAME}/per_task"] for step in steps] == pytest.approx([s / 4 for s in seconds])
 
-    content = content_in((folder / "outputs/count/report.html").read_text())
+    page = (folder / "outputs/count/report.html").read_text()
+    [shown] = re.findall(r'id="content">(.*?)</script>', page, re.DOTALL)
+    content = json.loads(shown)
     title = "GPU seconds of a task"
     [chart] = [chart for chart in content["charts"] if chart["title"] == title]
     assert [line["metric"] for line in chart["lines"]] == [f"{NAME}/per_task"]
     assert chart["unit"] == "seconds"
     assert title in [tile["label"] for tile in content["runs"][0]["summary"]]
     said = run(folder, "-m", "training.run.metric_names", "outputs/count")
-    assert "(seconds): Seconds of the step times its ranks, by its tasks." in said
+    assert "(seconds): Seconds of the step times its ranks, divided by its tasks." in said
 
     assert len(write_files(folder, "Give it a setting")) == 3
     explained = run(folder, "main.py", "count.yaml", f"{NAME}.enable=false", "--explain")
