@@ -102,8 +102,8 @@ def _read_file(file: Path) -> dict[str, list[Metric]]:
         }
     except (yaml.YAMLError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"{file} is no table of metrics ({error}): write a heading, below it the metrics' "
-            "names, below each its unit and meaning, and where it has them its chart and tile"
+            f"{file} is no table of metrics: write a heading, below it the metrics' names, below "
+            f"each its unit and meaning, and where it has them its chart and tile ({error})"
         ) from error
 
 
