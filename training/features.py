@@ -48,6 +48,8 @@ class Feature:
             off; see training/observers.py.
         observer_order: an observer with a smaller number is told first: what it leaves in a step's
             report (`StepReport`) is there for those with larger ones.
+        metrics: a file of the folder, what the metrics mean that the feature logs, and where the
+            run's page shows them; see training/run/metric_names.py.
         keeper: "module:function", (config, tokens) -> `EpisodeKeeper`, or None where the config
             turns it off; see workers/rollout/keepers.py.
         probes: "module:function", (config, role) -> list of `UpdateProbe`, the role being "actor"
@@ -82,6 +84,7 @@ class Feature:
     translator: str | None = None
     observer: str | None = None
     observer_order: int = 100
+    metrics: str | None = None
     keeper: str | None = None
     probes: str | None = None
     read_probes: str | None = None
@@ -242,7 +245,7 @@ def moved_modules() -> dict[str, str]:
 
 
 def named(attribute: str) -> Iterator[tuple[str, str]]:
-    """Yields (feature, "module:name") for each feature that brings this attribute."""
+    """Yields (feature, what it names) for each feature that brings this attribute."""
     for name, feature in features().items():
         place = vars(feature)[attribute]
         if place is not None:
@@ -265,6 +268,12 @@ def brought(attribute: str) -> Iterator[Any]:
                 f"{type(error).__name__}: {error}; mend it, or take the folder away"
             ) from error
         yield found
+
+
+def files(attribute: str) -> Iterator[Path]:
+    """Yields the file that each feature names under this attribute, in the feature's folder."""
+    for feature, file in named(attribute):
+        yield FOLDER / feature / file
 
 
 def folder_without(attribute: str, name: str) -> str | None:

@@ -21,6 +21,7 @@ FEATURE = Feature(
     sync_probes="features.alarms.probes:sync_probes",
     # First: what rings in a step is a notice to those that record it.
     observer_order=10,
+    metrics="metric_names.yaml",
 )
 
 

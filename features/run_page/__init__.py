@@ -8,6 +8,6 @@ alarm_rows.py     makes rows and a time line of alarms
 settings.py       compares settings with the defaults, and of runs with each other
 groups.py         groups runs that differ in their seeds
 content.py        puts together what a page holds
-html.py           writes the file; its style and its code lie in assets/
+html.py           writes the file; its style and its code lie in assets/ and shared/
 writer.py         rewrites a run's page while it goes on
 """

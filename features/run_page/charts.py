@@ -1,6 +1,7 @@
 """Says which charts a page shows of the metrics that there are.
 
-A chart is a title, a unit, and lines: metrics with their names. Invariant: a chart without a
+A chart is a title, a unit, and lines: metrics with their names. The tables of metrics may name
+further ones (`Metric.chart`). Invariant: a chart without a
 metric of the run's is left out; every other metric is found by its name on the page.
 """
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from training.run.metric_names import Metric
 from training.run.validation_names import is_validation_mean, short_name
 
 # The parts of `timing_s/step`, in the order of a step; other sections come beside it.
@@ -251,11 +253,11 @@ PLANS = {
 }
 
 
-def charts_of(names: Sequence[str], sentence: Callable[[str], str | None]) -> list[Chart]:
+def charts_of(names: Sequence[str], find: Callable[[str], Metric | None]) -> list[Chart]:
     """Lists the charts of a run, or runs, with these metrics, in the order of the page.
 
     Args:
-        sentence: what a metric means, where that is known.
+        find: describes a metric by its name; None: a table has it not.
     """
     known = set(names)
     charts = [
@@ -270,7 +272,8 @@ def charts_of(names: Sequence[str], sentence: Callable[[str], str | None]) -> li
         *[_planned(PLANS[key], known) for key in ("gradient", "clip", "critic", "rate")],
         _planned(PLANS["throughput"], known),
         _step_time(names),
-        _memory(names, sentence),
+        _memory(names, find),
+        *_named_by_tables(names, find),
     ]
     return [chart for chart in charts if chart is not None and chart.lines]
 
@@ -418,8 +421,30 @@ def _step_time(names: Sequence[str]) -> Chart:
     )
 
 
-def _memory(names: Sequence[str], sentence: Callable[[str], str | None]) -> Chart:
+def _memory(names: Sequence[str], find: Callable[[str], Metric | None]) -> Chart:
     """Shows every metric of memory."""
     memory = [name for name in names if "memory" in name and name.endswith("_gib")]
-    lines = [Line(name, sentence(name) or name) for name in memory[:MOST_LINES]]
+    lines = []
+    for name in memory[:MOST_LINES]:
+        metric = find(name)
+        lines.append(Line(name, metric.meaning.rstrip(".") if metric else name))
     return Chart(key="memory", title="Memory", unit="GiB", lines=lines)
+
+
+def _named_by_tables(names: Sequence[str], find: Callable[[str], Metric | None]) -> Iterator[Chart]:
+    """Shows together the metrics for which tables name the same chart, in the unit of the first."""
+    shown: dict[str, list[str]] = {}
+    units: dict[str, str] = {}
+    for name in names:
+        metric = find(name)
+        if metric is not None and metric.chart:
+            shown.setdefault(metric.chart, []).append(name)
+            units.setdefault(metric.chart, metric.unit)
+    for title, of_chart in shown.items():
+        yield Chart(
+            key=f"table/{title}",
+            title=title,
+            unit=units[title],
+            lines=[Line(name, name) for name in of_chart[:MOST_LINES]],
+            left_out=max(0, len(of_chart) - MOST_LINES),
+        )

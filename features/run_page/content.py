@@ -71,7 +71,7 @@ def make_content(
         "title": title,
         "written": time.time(),
         "rewrittenEvery": rewritten_every,
-        "charts": [chart.as_json() for chart in charts_of(names, _meaning_of)],
+        "charts": [chart.as_json() for chart in charts_of(names, _known_metric)],
         "metrics": [_described(name) for name in names],
         "runs": [_facts_of(run, page) | {"name": run_names[run.path]} for run in runs],
         "differences": table_of_groups(groups),
@@ -112,11 +112,6 @@ def _curves_of(group: Group, runs: Sequence[RunFolder], most: int) -> dict[str, 
 @cache
 def _known_metric(name: str) -> Metric | None:
     return find_metric(name)
-
-
-def _meaning_of(name: str) -> str | None:
-    metric = _known_metric(name)
-    return metric.meaning.rstrip(".") if metric else None
 
 
 def _described(name: str) -> dict[str, str]:
@@ -169,8 +164,13 @@ def _texts(value: object) -> dict[str, str]:
 
 def _summary(run: RunFolder) -> list[dict[str, Any]]:
     """Averages the first steps and the last of some metrics."""
+    labels = dict(SUMMARY)
+    for name in run.metrics.names:
+        metric = _known_metric(name)
+        if metric is not None and metric.tile:
+            labels[name] = metric.tile
     rows = []
-    for name, label in SUMMARY.items():
+    for name, label in labels.items():
         _, values = run.metrics.column(name)
         values = values[values == values]
         if not len(values):

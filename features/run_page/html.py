@@ -14,11 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from features.shared import ELEMENTS
+
 ASSETS = Path(__file__).with_name("assets")
 LIBRARY = ASSETS / "uplot"
-# In this order: each uses those before it.
+# In this order, behind `ELEMENTS`: each uses those before it.
 SCRIPTS = (
-    "elements.js",
+    "parts.js",
     "curves.js",
     "colors.js",
     "chart_data.js",
@@ -61,9 +63,10 @@ def _asset(name: str) -> str:
 @cache
 def _parts() -> dict[str, str]:
     """Reads what is the same on every page, with the policy that allows it."""
+    code = [ELEMENTS.read_text(encoding="utf-8"), *(_asset(name) for name in SCRIPTS)]
     parts = {
         "library": _asset("uplot/uPlot.iife.min.js"),
-        "script": '"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS),
+        "script": '"use strict";\n' + "\n".join(code),
         "library_style": _asset("uplot/uPlot.min.css"),
         "style": _asset("page.css"),
         "license": _asset("uplot/LICENSE"),

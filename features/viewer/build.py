@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from features.shared import ELEMENTS
 from features.viewer.credit_path import credit_path
 from features.viewer.data_files import DataFolder, plain
 from features.viewer.episode_pages import (
@@ -148,7 +149,7 @@ def build_viewer(runs: Sequence[RecordedRun], out: Path) -> ViewerReport:
             for run in runs:
                 builder.add_run(run, advance)
         builder.finish(runs)
-        for asset in sorted(ASSETS.iterdir()):
+        for asset in [ELEMENTS, *sorted(ASSETS.iterdir())]:
             if asset.is_file():
                 shutil.copyfile(asset, temporary / asset.name)
         require_replaceable(out)

@@ -29,4 +29,4 @@ def check_metrics(folder: Path) -> None:
             names.update(record)
     # Names without a slash are of records that a test wrote itself.
     unexplained = [name for name in sorted(names - OWN) if "/" in name and not find_metric(name)]
-    assert not unexplained, f"training/run/metric_names.yaml lacks {unexplained}"
+    assert not unexplained, f"training/run/metric_names.yaml, or a feature's, lacks {unexplained}"

@@ -18,7 +18,7 @@ import yaml
 
 from tests.conftest import PROJECT
 
-FOLDERS = sorted(file.parent.name for file in (PROJECT / "features").glob("*/__init__.py"))
+FOLDERS = sorted(file.parent.name for file in (PROJECT / "features").glob("*/feature.py"))
 # Those that CI deletes; the others are slow tests.
 IN_CI = ("alarms", "programs", "trackers")
 # Unit tests of the core that take seconds, whatever features are there.

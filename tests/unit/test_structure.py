@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 
 from tests.conftest import PROJECT
+from training.features import features
 
 PACKAGES = ("setup", "data", "training", "workers", "custom", "features", "contrib")
 # Rooms from the ground up, a module belonging to the longest name that fits: each may import what
@@ -58,6 +59,8 @@ UPWARD = {
 }
 # What core_algos does not know.
 STRANGERS_TO_CORE_ALGOS = ("training.config", "custom", "workers", "features")
+# What features share; it is none.
+SHARED = "shared"
 # A module of a feature, or a file of it, in a text.
 NAME_OF_A_FEATURE = re.compile(r"features[./][a-z_]\w*[\w./]*(:\w+)?")
 # Classes that two files name alike, as both names are users' words: verl's, and the Python API's.
@@ -189,9 +192,20 @@ def test_a_feature_imports_no_other_but_through_its_feature_file(
         own = feature_of(name)
         for target in imported(tree, modules):
             other = feature_of(target)
-            if own and other and other != own and target != f"features.{other}.feature":
+            if own and other not in (None, own, SHARED) and target != f"features.{other}.feature":
                 arrows.add((own, other))
     assert arrows == set()
+
+
+def test_what_features_share_knows_none_of_them(modules: dict[str, ast.Module]) -> None:
+    for name, tree in modules.items():
+        if feature_of(name) == SHARED:
+            assert {feature_of(target) for target in imported(tree, modules)} <= {None, SHARED}
+
+
+def test_each_folder_of_features_is_a_feature_or_what_they_share() -> None:
+    folders = {file.parent.name for file in (PROJECT / "features").glob("*/__init__.py")}
+    assert folders - {SHARED} <= features().keys()
 
 
 def test_a_feature_file_imports_its_settings_alone(modules: dict[str, ast.Module]) -> None:

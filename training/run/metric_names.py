@@ -4,8 +4,17 @@
     python -m training.run.metric_names actor/ppo_kl   # what this one means
     python -m training.run.metric_names --page         # writes docs/metrics.md
 
-The table is metric_names.yaml. Invariant: what this project's own code logs is in it; metrics of
-losses, reward functions and trainers of one's own are not.
+The core's table is metric_names.yaml; a feature has one of its own in its folder:
+
+    "GPU time":                           # a heading of docs/metrics.md, the core's or a new one
+      gpu_seconds/per_task:               # capital letters stand for any text
+        unit: "seconds"
+        meaning: "What a task of the step takes of the GPUs' time."
+        chart: "GPU seconds of a task"    # on the run's page, with all metrics that name this chart
+        tile: "GPU seconds of a task"     # among the numbers at the head of that page
+
+Invariant: what this project's own code logs is in a table; metrics of losses, reward functions and
+trainers of one's own are not. The first name that fits a metric counts, the core's before others.
 """
 
 import re
@@ -17,6 +26,7 @@ from typing import NamedTuple
 
 import yaml
 
+from training.features import files
 from training.run.metrics_file import read_records
 
 TABLE = Path(__file__).with_name("metric_names.yaml")
@@ -50,25 +60,60 @@ ENDING = """
 
 
 class Metric(NamedTuple):
-    """Describes the metrics of one name, or of one pattern."""
+    """Describes the metrics of one name, or of one pattern.
+
+    Attributes:
+        unit: "1" where it has none.
+        meaning: one sentence.
+        chart: the title of the chart that shows it on the run's page; "": none of its own.
+        tile: what it is called among the numbers at that page's head; "": it is not there.
+    """
 
     name: str
     unit: str
     meaning: str
+    chart: str = ""
+    tile: str = ""
 
 
 @cache
 def read_table() -> Mapping[str, list[Metric]]:
-    """Reads the table: heading -> its metrics."""
-    sections = yaml.safe_load(TABLE.read_text(encoding="utf-8"))[PAGE]
-    table = {}
-    for title, metrics in sections.items():
-        table[title] = [Metric(name=name, **entry) for name, entry in metrics.items()]
+    """Reads the core's table and those of features: heading -> its metrics.
+
+    A heading of several tables has the metrics of all.
+
+    Raises:
+        OSError, ValueError: a table cannot be read, or its entries are none.
+    """
+    table: dict[str, list[Metric]] = {}
+    for file in [TABLE, *files("metrics")]:
+        for heading, metrics in _read_file(file).items():
+            table.setdefault(heading, []).extend(metrics)
     return table
 
 
+def _read_file(file: Path) -> dict[str, list[Metric]]:
+    """Reads one table."""
+    try:
+        sections = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return {
+            heading: [_metric_of(name, entry) for name, entry in metrics.items()]
+            for heading, metrics in sections.items()
+        }
+    except (yaml.YAMLError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{file} is no table of metrics: write a heading, below it the metrics' names, below "
+            f"each its unit and meaning, and where it has them its chart and tile ({error})"
+        ) from error
+
+
+def _metric_of(name: str, entry: Mapping[str, str]) -> Metric:
+    """Makes a metric of what a table says of it."""
+    return Metric(name=name, **entry)
+
+
 def all_metrics() -> Iterator[Metric]:
-    """Yields every entry of the table."""
+    """Yields every entry of the tables."""
     for metrics in read_table().values():
         yield from metrics
 
@@ -89,7 +134,7 @@ def write_page() -> str:
     lines = [BEGINNING]
     for title, metrics in read_table().items():
         lines += [f"## {title}", "| metric | unit | meaning |", "|---|---|---|"]
-        lines += [f"| `{name}` | {unit} | {meaning} |" for name, unit, meaning in metrics]
+        lines += [f"| `{each.name}` | {each.unit} | {each.meaning} |" for each in metrics]
         lines.append("")
     return "\n".join(lines[:-1]) + "\n" + ENDING
 

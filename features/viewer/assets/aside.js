@@ -8,12 +8,12 @@
 
   viewer.factsView = function (episode) {
     const rows = Object.entries(episode.facts).filter(([, value]) => !isNothing(value));
-    return viewer.el("details", { class: "facts" },
-      viewer.el("summary", {}, "All that was recorded of it"),
-      viewer.el("table", {}, viewer.el("tbody", {}, rows.map(([name, value]) =>
-        viewer.el("tr", {},
-          viewer.el("th", { scope: "row" }, viewer.plainText(name)),
-          viewer.el("td", {}, viewer.visible(asText(value))))))));
+    return element("details", { class: "facts" },
+      element("summary", {}, "All that was recorded of it"),
+      element("table", {}, element("tbody", {}, rows.map(([name, value]) =>
+        element("tr", {},
+          element("th", { scope: "row" }, viewer.plainText(name)),
+          element("td", {}, viewer.visible(asText(value))))))));
   };
 
   const isNothing = (value) => value === null || value === "" || JSON.stringify(value) === "{}";
@@ -22,12 +22,12 @@
   // How a program ended, and the ends of what it wrote.
   viewer.programView = function (episode) {
     if (!episode.program.length) return null;
-    return viewer.el("section", { class: "program", "aria-label": "Program" },
-      viewer.el("h2", {}, "Program"),
+    return element("section", { class: "program", "aria-label": "Program" },
+      element("h2", {}, "Program"),
       episode.program.map(([name, text]) => (text.includes("\n") || text.length > SHORT_TEXT
-        ? viewer.el("details", { open: name === "errors" },
-          viewer.el("summary", {}, nameOf(name)), viewer.el("pre", {}, viewer.visible(text)))
-        : viewer.el("p", {}, `${nameOf(name)}: `, viewer.visible(text)))));
+        ? element("details", { open: name === "errors" },
+          element("summary", {}, nameOf(name)), element("pre", {}, viewer.visible(text)))
+        : element("p", {}, `${nameOf(name)}: `, viewer.visible(text)))));
   };
 
   const nameOf = (name) => viewer.plainText(name).replaceAll("_", " ");
@@ -44,12 +44,12 @@
     const branch = (parent) => {
       const numbers = children.get(parent) || [];
       if (!numbers.length) return null;
-      return viewer.el("ul", {}, numbers.map((number) =>
-        viewer.el("li", {}, node(episode, number, chosen === number, choose), branch(number))));
+      return element("ul", {}, numbers.map((number) =>
+        element("li", {}, node(episode, number, chosen === number, choose), branch(number))));
     };
-    return viewer.el("section", { class: "tree", "aria-label": "Rows" },
-      viewer.el("h2", {}, viewer.plural(episode.rows.length, "row")),
-      viewer.el("p", { class: "hint" }, children.size > 1
+    return element("section", { class: "tree", "aria-label": "Rows" },
+      element("h2", {}, plural(episode.rows.length, "row")),
+      element("p", { class: "hint" }, children.size > 1
         ? "Each is one sequence; one that is set in begins with tokens of the row above it."
         : "Each is one sequence, and none begins with the tokens of another."),
       branch(-1));
@@ -66,7 +66,7 @@
     const what = turns.length ? `turn${turns.length > 1 ? "s" : ""} ${listed}` : "no turn";
     const text = `row ${number}: ${what}, ${row.columns.prompt_ids.length} + `
       + `${row.columns.response_ids.length} tokens, ${sampled} sampled${begins}`;
-    return viewer.el("button", { type: "button", class: "node", "aria-pressed": String(isChosen),
+    return element("button", { type: "button", class: "node", "aria-pressed": String(isChosen),
       onclick: () => choose(number) }, text, rewriting(episode, row));
   }
 
@@ -82,11 +82,11 @@
     const had = textFrom(episode, above, start);
     if (had === "") return null;
     const isProgram = episode.turns.some((turn) => turn.asked);
-    return viewer.el("span", { class: "rewriting" },
+    return element("span", { class: "rewriting" },
       isProgram ? "The program sent another history: " : "Its history was rewritten: ",
       `behind these tokens row ${row.parent.row} has `,
-      viewer.el("q", {}, viewer.visible(had)), ", this one ",
-      viewer.el("q", {}, viewer.visible(textFrom(episode, row, start))),
+      element("q", {}, viewer.visible(had)), ", this one ",
+      element("q", {}, viewer.visible(textFrom(episode, row, start))),
       isProgram ? "." : ", as where a chat template drops what was said.");
   }
 
@@ -109,10 +109,10 @@
     const prefix = table.val[episode.place] ? "val-" : "";
     const file = `${run.episodes}/${prefix}${table.step[episode.place]}.jsonl`;
     const turns = episode.turns.length;
-    const select = viewer.el("select", { "aria-label": "from which turn on" },
-      Array.from({ length: turns }, (_, k) => viewer.el("option", { value: k }, `from turn ${k} on`)));
-    const code = viewer.el("code", {});
-    const copy = viewer.el("button", { type: "button" }, "Copy");
+    const select = element("select", { "aria-label": "from which turn on" },
+      Array.from({ length: turns }, (_, k) => element("option", { value: k }, `from turn ${k} on`)));
+    const code = element("code", {});
+    const copy = element("button", { type: "button" }, "Copy");
     const words = () => ["python", "scripts/replay.py", run.folder, file, "--episode", episode.id]
       .concat(turns ? ["--until-turn", select.value] : []);
     const fill = () => (code.textContent = commandOf(words()));
@@ -125,10 +125,10 @@
     };
     if (turns) select.value = String(turns - 1);
     fill();
-    return viewer.el("section", { class: "again", "aria-label": "Play again" },
-      viewer.el("h2", {}, "Play again"),
-      viewer.el("p", { class: "hint" }, "The turns before it as they were recorded; from it on a model plays."),
-      viewer.el("div", { class: "row" }, turns ? select : null, copy), viewer.el("pre", {}, code));
+    return element("section", { class: "again", "aria-label": "Play again" },
+      element("h2", {}, "Play again"),
+      element("p", { class: "hint" }, "The turns before it as they were recorded; from it on a model plays."),
+      element("div", { class: "row" }, turns ? select : null, copy), element("pre", {}, code));
   };
 
   // Words as a shell takes them. What would not be seen is not put into a command.

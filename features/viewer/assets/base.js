@@ -1,35 +1,12 @@
-// What every other file uses: elements, numbers as text, and the one global name.
+// What every other file uses beside elements.js: numbers as text, and the one global name that the
+// files of this folder add to.
 "use strict";
 
 const viewer = { views: {} };
 
-// Makes an element. Whatever a record holds reaches the page through `children` and attributes
-// alone, as text; there is no way here from a string to markup.
-viewer.el = function (tag, attributes, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (value === null || value === undefined || value === false) continue;
-    if (name === "class") element.className = value;
-    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name in viewer.properties) element[name] = value;
-    else element.setAttribute(name, value === true ? "" : String(value));
-  }
-  viewer.append(element, children);
-  return element;
-};
-
-viewer.properties = { value: 1, checked: 1, selected: 1, disabled: 1, htmlFor: 1, type: 1 };
-
-// Appends elements and texts; nothing for null.
-viewer.append = function (element, children) {
-  for (const child of children.flat(Infinity)) {
-    if (child !== null && child !== undefined && child !== false) element.append(child);
-  }
-};
-
-viewer.replace = function (element, ...children) {
-  element.replaceChildren();
-  viewer.append(element, children);
+viewer.replace = function (node, ...children) {
+  node.replaceChildren();
+  appendParts(node, children);
 };
 
 // A number in few digits: 0.1235, 12.35, 1.235e-7; texts ("NaN") as they are.
@@ -59,16 +36,11 @@ function sign(text) {
   return text.replace("-", "−");
 }
 
-// 12,345
-viewer.count = (number) => number.toLocaleString("en-US");
-
 viewer.percent = function (part, whole) {
   if (!whole) return "0 %";
   const percent = (100 * part) / whole;
   return percent > 0 && percent < 1 ? "< 1 %" : `${Math.round(percent)} %`;
 };
-
-viewer.plural = (number, word) => `${viewer.count(number)} ${word}${number === 1 ? "" : "s"}`;
 
 // Tells a screen reader what has changed.
 viewer.announce = function (text) {

@@ -14,14 +14,14 @@
     const [fate, sentence] = viewer.table.manifest.fates[columns.fate[i]] || ["unknown", ""];
     const turn = columns.turn_ids[i];
     const text = viewer.tokenText(episode, row, i, false);
-    const close = viewer.el("button", { type: "button", class: "close", "aria-label": "Close" }, "✕");
+    const close = element("button", { type: "button", class: "close", "aria-label": "Close" }, "✕");
     close.addEventListener("click", () => viewer.closeCard());
-    return viewer.el("section", { class: "card", "aria-label": "Token" },
-      viewer.el("header", {},
-        viewer.el("h2", {}, viewer.el("span", { class: "token-text" }, shownText(text))), close),
-      viewer.el("p", { class: `why t f-${fate}` }, fate.replaceAll("_", " ")),
-      viewer.el("p", { class: "sentence" }, viewer.plainText(sentence)),
-      viewer.el("dl", { class: "place" },
+    return element("section", { class: "card", "aria-label": "Token" },
+      element("header", {},
+        element("h2", {}, element("span", { class: "token-text" }, shownText(text))), close),
+      element("p", { class: `why t f-${fate}` }, fate.replaceAll("_", " ")),
+      element("p", { class: "sentence" }, viewer.plainText(sentence)),
+      element("dl", { class: "place" },
         pair("id", columns.response_ids[i], "id"),
         pair("row", number, "row"),
         pair("position", i, "position"),
@@ -32,11 +32,11 @@
 
   function shownText(text) {
     return text === "" ? "(no text)" : text.split("\n").flatMap((part, k) =>
-      (k ? [viewer.el("span", { class: "odd" }, "↵")] : []).concat(viewer.visible(part)));
+      (k ? [element("span", { class: "odd" }, "↵")] : []).concat(viewer.visible(part)));
   }
 
   function pair(name, value, key) {
-    return [viewer.el("dt", {}, name), viewer.el("dd", { "data-key": key }, String(value))];
+    return [element("dt", {}, name), element("dd", { "data-key": key }, String(value))];
   }
 
   // In one sentence: the advantage, and what the loss made of it.
@@ -55,7 +55,7 @@
       parts.push(`. In that pass it was ${viewer.short(Math.exp(ratio))} times as likely as when the `
         + "step began");
     }
-    return viewer.el("p", { class: "sentence" }, `${parts.join("")}.`);
+    return element("p", { class: "sentence" }, `${parts.join("")}.`);
   }
 
   function table(columns, i) {
@@ -75,13 +75,13 @@
       const told = measure.power ? Math.exp(value) : value;
       rows.push(line(measure.label, viewer.short(told), told, `Computed. ${measure.about}`));
     }
-    return viewer.el("table", { class: "numbers" }, viewer.el("tbody", {}, rows));
+    return element("table", { class: "numbers" }, element("tbody", {}, rows));
   }
 
   function line(name, text, value, sentence) {
-    return viewer.el("tr", {},
-      viewer.el("th", { scope: "row" }, viewer.plainText(name),
-        viewer.el("small", {}, viewer.plainText(sentence))),
-      viewer.el("td", { "data-column": name, "data-value": String(value) }, text));
+    return element("tr", {},
+      element("th", { scope: "row" }, viewer.plainText(name),
+        element("small", {}, viewer.plainText(sentence))),
+      element("td", { "data-column": name, "data-value": String(value) }, text));
   }
 }

@@ -7,32 +7,32 @@
   viewer.bars = function (title, entries, { most = 12 } = {}) {
     const largest = Math.max(1, ...entries.map((entry) => entry[1]));
     const shown = entries.slice(0, most);
-    const list = viewer.el("ul", { class: "bars" });
+    const list = element("ul", { class: "bars" });
     for (const [label, all, selected, chosen, click] of shown) {
-      list.append(viewer.el("li", {}, bar(label, all, selected, chosen, click, largest)));
+      list.append(element("li", {}, bar(label, all, selected, chosen, click, largest)));
     }
     const rest = entries.length - shown.length;
-    const more = rest ? viewer.el("p", { class: "hint" }, `and ${rest} more`) : null;
+    const more = rest ? element("p", { class: "hint" }, `and ${rest} more`) : null;
     return facet(title, list, more);
   };
 
   function bar(label, all, selected, chosen, click, largest) {
-    const fill = viewer.el("span", { class: "fill" });
-    const back = viewer.el("span", { class: "back" });
+    const fill = element("span", { class: "fill" });
+    const back = element("span", { class: "back" });
     fill.style.width = `${(100 * selected) / largest}%`;
     back.style.width = `${(100 * all) / largest}%`;
     const name = viewer.plainText(label || "none");
-    return viewer.el(
+    return element(
       "button",
       { type: "button", class: "bar", onclick: click, "aria-pressed": String(Boolean(chosen)) },
-      viewer.el("span", { class: "track", "aria-hidden": "true" }, back, fill),
-      viewer.el("span", { class: "label", title: name }, name),
-      viewer.el("span", { class: "number" }, viewer.count(selected)),
+      element("span", { class: "track", "aria-hidden": "true" }, back, fill),
+      element("span", { class: "label", title: name }, name),
+      element("span", { class: "number" }, thousands(selected)),
     );
   }
 
   function facet(title, ...contents) {
-    return viewer.el("section", { class: "facet" }, viewer.el("h3", {}, title), contents);
+    return element("section", { class: "facet" }, element("h3", {}, title), contents);
   }
 
   // A histogram of a number over rows.
@@ -44,18 +44,18 @@
     const kept = countIn(bins, values, selected);
     const edges = edgesIn(bins, values, all);
     const largest = Math.max(1, ...counts);
-    const columns = viewer.el("div", { class: "columns" });
+    const columns = element("div", { class: "columns" });
     counts.forEach((count, k) => {
       const [low, high] = edges[k];
       const isChosen = chosen && low >= chosen[0] && high <= chosen[1];
       const what = !count ? "nothing" : low === high ? viewer.short(low) : `${viewer.short(low)} to ${viewer.short(high)}`;
-      const back = viewer.el("span", { class: "back" });
-      const fill = viewer.el("span", { class: "fill" });
+      const back = element("span", { class: "back" });
+      const fill = element("span", { class: "fill" });
       // A bin that is not empty is seen.
       back.style.height = `${count ? Math.max(3, (100 * count) / largest) : 0}%`;
       fill.style.height = `${kept[k] ? Math.max(3, (100 * kept[k]) / largest) : 0}%`;
-      const name = `${title} ${what}: ${viewer.plural(kept[k], "episode")} of ${count}`;
-      const button = viewer.el(
+      const name = `${title} ${what}: ${plural(kept[k], "episode")} of ${count}`;
+      const button = element(
         "button",
         {
           type: "button", class: "column", title: name, "aria-label": name,
@@ -66,11 +66,11 @@
       );
       columns.append(button);
     });
-    const ends = viewer.el(
+    const ends = element(
       "div", { class: "ends" },
-      viewer.el("span", {}, viewer.short(bins.low)),
-      viewer.el("span", {}, meanText(values, selected)),
-      viewer.el("span", {}, viewer.short(bins.high)),
+      element("span", {}, viewer.short(bins.low)),
+      element("span", {}, meanText(values, selected)),
+      element("span", {}, viewer.short(bins.high)),
     );
     return facet(title, columns, ends);
   };
@@ -149,15 +149,15 @@
     const finite = means.filter(Number.isFinite);
     if (!finite.length) return null;
     const [low, high] = [Math.min(0, ...finite), Math.max(...finite)];
-    const columns = viewer.el("div", { class: "columns" });
+    const columns = element("div", { class: "columns" });
     steps.forEach((step, k) => {
-      const fill = viewer.el("span", { class: "fill" });
+      const fill = element("span", { class: "fill" });
       const share = high > low ? (means[k] - low) / (high - low) : 1;
       fill.style.height = Number.isFinite(means[k]) ? `${Math.max(3, 100 * share)}%` : "0";
       const isChosen = chosen === step;
       const name = `step ${step}: mean ${title} ${viewer.short(means[k])}`;
       columns.append(
-        viewer.el(
+        element(
           "button",
           {
             type: "button", class: "column", title: name, "aria-label": name,
@@ -168,11 +168,11 @@
         ),
       );
     });
-    const ends = viewer.el(
+    const ends = element(
       "div", { class: "ends" },
-      viewer.el("span", {}, `step ${steps[0]}`),
-      viewer.el("span", {}, `${viewer.short(low)} to ${viewer.short(high)}`),
-      viewer.el("span", {}, `step ${steps.at(-1)}`),
+      element("span", {}, `step ${steps[0]}`),
+      element("span", {}, `${viewer.short(low)} to ${viewer.short(high)}`),
+      element("span", {}, `step ${steps.at(-1)}`),
     );
     return facet(`${title} by step`, columns, ends);
   };

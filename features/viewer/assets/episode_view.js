@@ -24,11 +24,11 @@
   };
 
   function missing(main) {
-    viewer.replace(main, viewer.el("section", { class: "fault" },
-      viewer.el("h2", {}, "This episode is not in the viewer."),
-      viewer.el("p", {}, "Its record was thinned out, or could not be read; the notes at the top "
+    viewer.replace(main, element("section", { class: "fault" },
+      element("h2", {}, "This episode is not in the viewer."),
+      element("p", {}, "Its record was thinned out, or could not be read; the notes at the top "
         + "of the page say which lines were damaged. "),
-      viewer.el("a", { href: "#list" }, "All episodes")));
+      element("a", { href: "#list" }, "All episodes")));
   }
 
   function stateOf(episode, values) {
@@ -46,19 +46,19 @@
 
   function draw(main) {
     const { episode } = shown;
-    const talk = viewer.el("div", { class: "talk" });
+    const talk = element("div", { class: "talk" });
     // Within the bar that stays in sight.
-    const legend = viewer.el("div", { class: "legend-place" });
-    const card = viewer.el("div", { class: "card-place", "aria-live": "polite" });
-    const tree = viewer.el("div", {});
+    const legend = element("div", { class: "legend-place" });
+    const card = element("div", { class: "card-place", "aria-live": "polite" });
+    const tree = element("div", {});
     shown.parts = { talk, legend, card, tree };
-    const side = viewer.el("aside", { class: "side", "aria-label": "About the episode" },
+    const side = element("aside", { class: "side", "aria-label": "About the episode" },
       card, tree, viewer.pathView(episode), viewer.programView(episode), viewer.playAgain(episode),
       viewer.factsView(episode));
     viewer.replace(main,
-      viewer.el("article", { class: "episode" }, head(episode),
-        viewer.el("div", { class: "episode-columns" },
-          viewer.el("div", { class: "episode-main" }, controls(legend), talk), side)));
+      element("article", { class: "episode" }, head(episode),
+        element("div", { class: "episode-columns" },
+          element("div", { class: "episode-main" }, controls(legend), talk), side)));
     talk.addEventListener("click", (event) => clickToken(event));
     drawTalk();
     drawLegend();
@@ -85,25 +85,25 @@
     if (table.no_spread[i]) facts.push(["group", "without spread"]);
     if (table.stale[i]) facts.push(["weights", "older than the step's"]);
     if (table.empty[i]) facts.push(["answers", "empty"]);
-    return viewer.el("header", { class: "episode-head" },
-      viewer.el("nav", { "aria-label": "Place" },
-        viewer.el("a", { href: viewer.listAddress(viewer.listed.values) }, "List"), " › ",
-        viewer.el("a", { href: step }, `${kind} ${table.step[i]}`),
-        others.group ? [" › ", viewer.el("a", { href: viewer.groupAddress(i) }, "group")] : null,
+    return element("header", { class: "episode-head" },
+      element("nav", { "aria-label": "Place" },
+        element("a", { href: viewer.listAddress(viewer.listed.values) }, "List"), " › ",
+        element("a", { href: step }, `${kind} ${table.step[i]}`),
+        others.group ? [" › ", element("a", { href: viewer.groupAddress(i) }, "group")] : null,
         others.task
-          ? [" › ", viewer.el("a", { href: viewer.taskAddress(i) }, "same task")] : null,
-        viewer.el("span", { class: "turning" },
-          viewer.el("button", { type: "button", onclick: () => viewer.moveEpisode(-1),
+          ? [" › ", element("a", { href: viewer.taskAddress(i) }, "same task")] : null,
+        element("span", { class: "turning" },
+          element("button", { type: "button", onclick: () => viewer.moveEpisode(-1),
             disabled: place <= 0, title: "←" }, "← Previous"),
-          place >= 0 ? ` ${viewer.count(place + 1)} of ${viewer.count(rows.length)} ` : " ",
-          viewer.el("button", { type: "button", onclick: () => viewer.moveEpisode(1),
+          place >= 0 ? ` ${thousands(place + 1)} of ${thousands(rows.length)} ` : " ",
+          element("button", { type: "button", onclick: () => viewer.moveEpisode(1),
             disabled: place >= rows.length - 1, title: "→" }, "Next →"))),
-      viewer.el("h1", { title: viewer.plainText(episode.id) }, "Episode ",
+      element("h1", { title: viewer.plainText(episode.id) }, "Episode ",
         viewer.visible(episode.id)),
-      viewer.el("dl", { class: "chips" }, facts.map(([name, value]) =>
-        viewer.el("div", { class: "fact" }, viewer.el("dt", {}, name),
-          viewer.el("dd", {}, viewer.plainText(value))))),
-      episode.faults.map((fault) => viewer.el("p", { class: "note" }, viewer.plainText(fault))));
+      element("dl", { class: "chips" }, facts.map(([name, value]) =>
+        element("div", { class: "fact" }, element("dt", {}, name),
+          element("dd", {}, viewer.plainText(value))))),
+      episode.faults.map((fault) => element("p", { class: "note" }, viewer.plainText(fault))));
   }
 
   // Whether there are other episodes of its group, and of its task: else a page of them is empty.
@@ -121,27 +121,27 @@
   }
 
   function controls(legend) {
-    const colour = viewer.el("select", { id: "color" },
-      viewer.el("option", { value: "" }, "nothing"),
-      shown.measures.map((one) => viewer.el("option", { value: one.name }, one.label)));
+    const colour = element("select", { id: "color" },
+      element("option", { value: "" }, "nothing"),
+      shown.measures.map((one) => element("option", { value: one.name }, one.label)));
     colour.value = shown.measure ? shown.measure.name : "";
     colour.addEventListener("change", () => setMeasure(colour.value));
-    const numbers = viewer.el("input", { type: "checkbox", id: "numbers", checked: shown.numbers });
+    const numbers = element("input", { type: "checkbox", id: "numbers", checked: shown.numbers });
     numbers.addEventListener("change", () => {
       shown.numbers = numbers.checked;
       viewer.repaint(shown, shown.parts.talk);
       remember();
     });
     const modes = ["talk", ...shown.episode.rows.map((_, number) => `row ${number}`)];
-    const mode = viewer.el("select", { id: "mode" }, modes.map((name) =>
-      viewer.el("option", { value: name }, name === "talk" ? "conversation" : `tokens of ${name}`)));
+    const mode = element("select", { id: "mode" }, modes.map((name) =>
+      element("option", { value: name }, name === "talk" ? "conversation" : `tokens of ${name}`)));
     mode.value = shown.mode;
     mode.addEventListener("change", () => setMode(mode.value));
     shown.modeSelect = mode;
-    return viewer.el("div", { class: "controls" },
-      viewer.el("label", {}, "Show ", mode),
-      viewer.el("label", {}, "Colour tokens by ", colour),
-      viewer.el("label", {}, numbers, " with numbers"), legend);
+    return element("div", { class: "controls" },
+      element("label", {}, "Show ", mode),
+      element("label", {}, "Colour tokens by ", colour),
+      element("label", {}, numbers, " with numbers"), legend);
   }
 
   function setMeasure(name) {
@@ -199,16 +199,16 @@
       begins.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
       episode.turns.map(turnView),
       episode.error && !isOfAttempt ? bubble("error", viewer.block(episode.error), "error") : null,
-      episode.turns.length ? null : viewer.el("p", { class: "hint" }, "The policy said nothing."),
+      episode.turns.length ? null : element("p", { class: "hint" }, "The policy said nothing."),
     ];
   }
 
   function turnView(turn, number) {
     const found = tokensOfTurn(number);
-    const said = found ? viewer.el("div", { class: "said" },
+    const said = found ? element("div", { class: "said" },
       viewer.tokenSpans(shown, found.row, found.places)) : viewer.block(turn.text);
-    if (!found && !turn.text) said.append(viewer.el("span", { class: "hint" }, "(empty)"));
-    const label = viewer.el("span", {}, `policy, turn ${number}`, turnFacts(turn.facts));
+    if (!found && !turn.text) said.append(element("span", { class: "hint" }, "(empty)"));
+    const label = element("span", {}, `policy, turn ${number}`, turnFacts(turn.facts));
     const answers = turn.asked ? [] : turn.observation;
     return [
       turn.asked ? asked(turn, number) : null,
@@ -224,7 +224,7 @@
     const begins = typeof turn.behind !== "number";
     const place = begins ? "a conversation begins" : `goes on behind turn ${turn.behind}`;
     return [
-      isNext || (begins && number === 0) ? null : viewer.el("p", { class: "hint branch" }, place),
+      isNext || (begins && number === 0) ? null : element("p", { class: "hint branch" }, place),
       turn.asked.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
     ];
   }
@@ -235,13 +235,13 @@
     if (facts.finish_reason === "length") shownFacts.push("cut: too long");
     if (facts.done === true) shownFacts.push("the last");
     if (facts.finish_reason in UNTAKEN) shownFacts.push(UNTAKEN[facts.finish_reason]);
-    return shownFacts.map((text) => viewer.el("span", { class: "tag" }, text));
+    return shownFacts.map((text) => element("span", { class: "tag" }, text));
   }
 
   function calls(list) {
     if (!Array.isArray(list)) return null;
-    return list.map((call) => viewer.el("div", { class: "call" },
-      viewer.el("span", { class: "tag" }, "tool"), " ", toldCall(call)));
+    return list.map((call) => element("div", { class: "call" },
+      element("span", { class: "tag" }, "tool"), " ", toldCall(call)));
   }
 
   // A call: its name, how it went, how long it took, and whatever else was recorded of it.
@@ -250,12 +250,12 @@
       return viewer.visible(typeof call === "string" ? call : JSON.stringify(call));
     }
     const { name, ok, error_kind: kind, seconds, ...others } = call;
-    const parts = [viewer.el("strong", {}, viewer.visible(name)), " ", outcome(ok, kind)];
+    const parts = [element("strong", {}, viewer.visible(name)), " ", outcome(ok, kind)];
     if (typeof seconds === "number") parts.push(` ${viewer.short(seconds, 2)} s`);
     for (const [key, value] of Object.entries(others)) {
       if (value === null || value === "") continue;
       const text = typeof value === "string" ? value : JSON.stringify(value);
-      parts.push(" ", viewer.el("span", { class: "of-call" }, viewer.plainText(key), ": ",
+      parts.push(" ", element("span", { class: "of-call" }, viewer.plainText(key), ": ",
         viewer.visible(text)));
     }
     return parts;
@@ -263,15 +263,15 @@
 
   function outcome(ok, kind) {
     if (ok === undefined) return null;
-    if (ok !== false) return viewer.el("span", { class: "tag" }, "ok");
+    if (ok !== false) return element("span", { class: "tag" }, "ok");
     const why = viewer.plainText(String(kind || "an error"));
-    return viewer.el("span", { class: "tag m-failed" }, `failed: ${why}`);
+    return element("span", { class: "tag m-failed" }, `failed: ${why}`);
   }
 
   function bubble(label, contents, kind) {
     const name = typeof label === "string" ? viewer.plainText(label) : label;
-    return viewer.el("section", { class: `bubble ${kind}` },
-      viewer.el("h3", {}, name), contents);
+    return element("section", { class: `bubble ${kind}` },
+      element("h3", {}, name), contents);
   }
 
   function failedAttempt(attempt, number) {
@@ -279,8 +279,8 @@
       bubble(`policy, turn ${k}`, viewer.block(turn.text), "policy"),
       turn.observation.map(([role, text]) => bubble(role, viewer.block(text), "env")),
     ]);
-    return viewer.el("details", { class: "attempt" },
-      viewer.el("summary", {}, `Attempt ${number} failed (${viewer.plainText(attempt.ending)}) and `
+    return element("details", { class: "attempt" },
+      element("summary", {}, `Attempt ${number} failed (${viewer.plainText(attempt.ending)}) and `
         + "was played again"),
       turns, attempt.error ? bubble("error", viewer.block(attempt.error), "error") : null);
   }
@@ -308,10 +308,10 @@
     const row = shown.episode.rows[number];
     const places = Array.from(row.columns.response_ids.keys());
     return [
-      viewer.el("details", { class: "prompt", open: row.columns.prompt_ids.length < 400 },
-        viewer.el("summary", {}, `Prompt, ${viewer.plural(row.columns.prompt_ids.length, "token")}`),
-        viewer.el("div", { class: "said" }, viewer.promptSpans(shown.episode, row))),
-      viewer.el("div", { class: "said response" }, viewer.tokenSpans(shown, number, places)),
+      element("details", { class: "prompt", open: row.columns.prompt_ids.length < 400 },
+        element("summary", {}, `Prompt, ${plural(row.columns.prompt_ids.length, "token")}`),
+        element("div", { class: "said" }, viewer.promptSpans(shown.episode, row))),
+      element("div", { class: "said response" }, viewer.tokenSpans(shown, number, places)),
     ];
   }
 

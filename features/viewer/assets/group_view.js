@@ -12,9 +12,9 @@
     const rows = membersOf(Number(run), kind, Number(step), uid);
     document.title = `Step ${step}: a group`;
     if (!rows.length) {
-      viewer.replace(main, viewer.el("section", { class: "fault" },
-        viewer.el("h2", {}, "No episode of this group is in the viewer."),
-        viewer.el("a", { href: "#list" }, "All episodes")));
+      viewer.replace(main, element("section", { class: "fault" },
+        element("h2", {}, "No episode of this group is in the viewer."),
+        element("a", { href: "#list" }, "All episodes")));
       return;
     }
     const { table } = viewer;
@@ -23,18 +23,18 @@
     const list = viewer.listAddress({ step, kind, group: uid, run });
     const beside = await viewer.besideEachOther(rows.slice(0, MOST_BESIDE));
     const more = rows.length > MOST_BESIDE
-      ? viewer.el("p", { class: "hint" },
-        `The first ${MOST_BESIDE} of ${rows.length}; `, viewer.el("a", { href: list }, "all"))
+      ? element("p", { class: "hint" },
+        `The first ${MOST_BESIDE} of ${rows.length}; `, element("a", { href: list }, "all"))
       : null;
-    viewer.replace(main, viewer.el("article", { class: "group" },
-      viewer.el("nav", { "aria-label": "Place" },
-        viewer.el("a", { href: viewer.listAddress(viewer.listed.values) }, "List"), " › ",
-        viewer.el("a", { href: viewer.listAddress({ step, kind, run }) },
+    viewer.replace(main, element("article", { class: "group" },
+      element("nav", { "aria-label": "Place" },
+        element("a", { href: viewer.listAddress(viewer.listed.values) }, "List"), " › ",
+        element("a", { href: viewer.listAddress({ step, kind, run }) },
           `${kind === "val" ? "validation" : "step"} ${step}`), " › ",
-        viewer.el("a", { href: viewer.taskAddress(rows[0]) }, "same task")),
-      viewer.el("h1", {}, `A group of ${viewer.plural(rows.length, "episode")} `,
-        viewer.el("span", { class: "hint" }, viewer.visible(uid))),
-      viewer.el("p", {}, `Rewards from ${viewer.short(Math.min(...rewards))} to `
+        element("a", { href: viewer.taskAddress(rows[0]) }, "same task")),
+      element("h1", {}, `A group of ${plural(rows.length, "episode")} `,
+        element("span", { class: "hint" }, viewer.visible(uid))),
+      element("p", {}, `Rewards from ${viewer.short(Math.min(...rewards))} to `
         + `${viewer.short(Math.max(...rewards))}, `
         + (spread === "0" ? "no spread: their advantages are 0." : `a range of ${spread}.`)),
       more, beside));
@@ -57,16 +57,16 @@
     for (const i of rows) episodes.push(await viewer.loadEpisode(i));
     const first = firstDifference(episodes);
     const most = Math.max(...episodes.map((episode) => episode.turns.length));
-    const grid = viewer.el("div", { class: "beside" });
+    const grid = element("div", { class: "beside" });
     grid.style.setProperty("--members", episodes.length);
     for (const episode of episodes) grid.append(memberHead(episode));
     for (let turn = first.turn; turn < most; turn += 1) {
       for (const episode of episodes) grid.append(cell(episode, turn));
     }
-    return viewer.el("div", {}, common(episodes, first),
-      episodes.length > FIT_BESIDE ? viewer.el("p", { class: "hint" },
+    return element("div", {}, common(episodes, first),
+      episodes.length > FIT_BESIDE ? element("p", { class: "hint" },
         `${episodes.length} episodes beside each other: scroll sideways to see all.`) : null,
-      viewer.el("div", { class: "beside-scroll", tabindex: "0" }, grid));
+      element("div", { class: "beside-scroll", tabindex: "0" }, grid));
   };
 
   // The first turn in which two members differ; -1: before the first turn.
@@ -85,7 +85,7 @@
 
   function common(episodes, first) {
     if (first.start) {
-      return viewer.el("p", { class: "note" }, "Their first messages differ.");
+      return element("p", { class: "note" }, "Their first messages differ.");
     }
     const [episode] = episodes;
     const parts = episode.messages.map(([role, text]) => bubble(role, text, "env"));
@@ -94,24 +94,24 @@
       for (const [role, text] of episode.turns[turn].observation) parts.push(bubble(role, text, "env"));
     }
     const what = first.turn
-      ? `The same in all of them: the beginning and ${viewer.plural(first.turn, "turn")}`
+      ? `The same in all of them: the beginning and ${plural(first.turn, "turn")}`
       : "The same in all of them: the beginning";
-    return viewer.el("details", { class: "common", open: true },
-      viewer.el("summary", {}, what), parts);
+    return element("details", { class: "common", open: true },
+      element("summary", {}, what), parts);
   }
 
   function bubble(label, text, kind) {
-    return viewer.el("section", { class: `bubble ${kind}` },
-      viewer.el("h3", {}, viewer.plainText(label || "message")), viewer.block(text, "", 4000));
+    return element("section", { class: `bubble ${kind}` },
+      element("h3", {}, viewer.plainText(label || "message")), viewer.block(text, "", 4000));
   }
 
   function memberHead(episode) {
     const { table } = viewer;
     const i = episode.place;
     const advantage = table.advantage[i];
-    return viewer.el("header", { class: "member" },
-      viewer.el("a", { href: viewer.episodeAddress(i) }, viewer.visible(episode.id)),
-      viewer.el("dl", { class: "chips" },
+    return element("header", { class: "member" },
+      element("a", { href: viewer.episodeAddress(i) }, viewer.visible(episode.id)),
+      element("dl", { class: "chips" },
         fact("reward", viewer.short(table.reward[i])),
         Number.isNaN(advantage) ? null : fact("advantage", viewer.short(advantage)),
         fact("ending", viewer.plainText(viewer.textOf("ending", i) || "–")),
@@ -119,17 +119,17 @@
         table.manifest.runs.length > 1 ? fact("run", table.run[i]) : null));
   }
 
-  const fact = (name, value) => viewer.el("div", { class: "fact" },
-    viewer.el("dt", {}, name), viewer.el("dd", {}, String(value)));
+  const fact = (name, value) => element("div", { class: "fact" },
+    element("dt", {}, name), element("dd", {}, String(value)));
 
   function cell(episode, turn) {
     const found = episode.turns[turn];
     if (!found) {
-      return viewer.el("div", { class: "turn-cell ended" },
+      return element("div", { class: "turn-cell ended" },
         turn === episode.turns.length ? "ended" : "");
     }
     const reward = found.facts.reward ? `, reward ${viewer.short(found.facts.reward)}` : "";
-    return viewer.el("div", { class: "turn-cell" },
+    return element("div", { class: "turn-cell" },
       bubble(`turn ${turn}${reward}`, found.text || "(empty)", "policy"),
       found.observation.map(([role, text]) => bubble(role, text, "env")));
   }

@@ -54,10 +54,10 @@
 
   function showHelp() {
     const rows = HELP.map(([keys, what]) =>
-      viewer.el("tr", {}, viewer.el("th", {}, viewer.el("kbd", {}, keys)), viewer.el("td", {}, what)));
-    const close = viewer.el("button", { type: "button" }, "Close");
-    const dialog = viewer.el("dialog", { class: "help" },
-      viewer.el("h2", {}, "Keys"), viewer.el("table", {}, rows), close);
+      element("tr", {}, element("th", {}, element("kbd", {}, keys)), element("td", {}, what)));
+    const close = element("button", { type: "button" }, "Close");
+    const dialog = element("dialog", { class: "help" },
+      element("h2", {}, "Keys"), element("table", {}, rows), close);
     close.addEventListener("click", () => dialog.close());
     dialog.addEventListener("close", () => dialog.remove());
     document.body.append(dialog);

@@ -77,19 +77,19 @@
   }
 
   function frame(main, listed) {
-    const status = viewer.el("p", { class: "status", role: "status" });
-    const chips = viewer.el("div", { class: "chips" });
-    const head = viewer.el("div", { class: "list-head", role: "row" });
-    const body = viewer.el("div", { class: "list-body", role: "rowgroup", tabindex: "-1" });
-    const scroll = viewer.el("div", { class: "list-scroll", tabindex: "-1" }, head, body);
-    const grid = viewer.el("div", { class: "list", role: "table", "aria-label": "Episodes" }, scroll);
-    const side = viewer.el("aside", { class: "facets", "aria-label": "Distributions" });
+    const status = element("p", { class: "status", role: "status" });
+    const chips = element("div", { class: "chips" });
+    const head = element("div", { class: "list-head", role: "row" });
+    const body = element("div", { class: "list-body", role: "rowgroup", tabindex: "-1" });
+    const scroll = element("div", { class: "list-scroll", tabindex: "-1" }, head, body);
+    const grid = element("div", { class: "list", role: "table", "aria-label": "Episodes" }, scroll);
+    const side = element("aside", { class: "facets", "aria-label": "Distributions" });
     const open = window.innerWidth > 900;
-    const fold = viewer.el("details", { class: "facets-fold", open },
-      viewer.el("summary", {}, "Distributions"), side);
-    const bar = viewer.el("div", { class: "list-bar" }, status, chips, sortPicker(listed));
-    viewer.replace(main, viewer.el("div", { class: "list-page" }, fold,
-      viewer.el("div", { class: "list-main" }, bar, grid)));
+    const fold = element("details", { class: "facets-fold", open },
+      element("summary", {}, "Distributions"), side);
+    const bar = element("div", { class: "list-bar" }, status, chips, sortPicker(listed));
+    viewer.replace(main, element("div", { class: "list-page" }, fold,
+      element("div", { class: "list-main" }, bar, grid)));
     const parts = { status, chips, head, body, scroll, side, grid };
     scroll.addEventListener("scroll", () => draw(listed, parts), { passive: true });
     new ResizeObserver(() => draw(listed, parts)).observe(scroll);
@@ -98,15 +98,15 @@
 
   function sortPicker(listed) {
     const keys = Object.keys(SORTS).filter((key) => key === "step" || viewer.table.has[key]);
-    const select = viewer.el("select", { id: "sort" }, viewer.el("option", { value: "" },
+    const select = element("select", { id: "sort" }, element("option", { value: "" },
       "as recorded: first step first, validations last"),
       keys.flatMap((key) => [
-        viewer.el("option", { value: `-${key}` }, `${SORTS[key]}, highest first`),
-        viewer.el("option", { value: key }, `${SORTS[key]}, lowest first`),
+        element("option", { value: `-${key}` }, `${SORTS[key]}, highest first`),
+        element("option", { value: key }, `${SORTS[key]}, lowest first`),
       ]));
     select.value = listed.values.sort || "";
     select.addEventListener("change", () => change(listed, { sort: select.value }));
-    return viewer.el("label", { class: "sort" }, "Order by ", select);
+    return element("label", { class: "sort" }, "Order by ", select);
   }
 
   function refresh(listed, parts) {
@@ -122,11 +122,11 @@
 
   function tell(listed, parts) {
     const { found, rows } = listed;
-    const all = viewer.count(viewer.table.size);
-    let text = `${viewer.count(rows.length)} of ${all} episodes`;
+    const all = thousands(viewer.table.size);
+    let text = `${thousands(rows.length)} of ${all} episodes`;
     if (found) {
       const open = rows.filter((i) => !found.looked[i]).length;
-      if (open) text = `at most ${text}, ${viewer.count(open)} still to be looked into`;
+      if (open) text = `at most ${text}, ${thousands(open)} still to be looked into`;
     }
     parts.status.textContent = text;
     parts.grid.setAttribute("aria-rowcount", rows.length + 1);
@@ -139,10 +139,10 @@
       const name = key === "text" ? "text" : viewer.filters[key][0];
       const isFlag = value === "1" && viewer.filters[key]?.[1].length === 1;
       const what = isFlag ? name : `${name} ${shortValue(key, value)}`;
-      chips.push(viewer.el("button",
+      chips.push(element("button",
         { type: "button", class: "chip", onclick: () => changed({ [key]: "" }),
           "aria-label": `remove the filter ${viewer.plainText(what)}` },
-        viewer.plainText(what), viewer.el("span", { "aria-hidden": "true" }, " ✕")));
+        viewer.plainText(what), element("span", { "aria-hidden": "true" }, " ✕")));
     }
     return chips;
   }
@@ -163,11 +163,11 @@
       const next = isSorted && descends ? key : isSorted ? "" : `-${key}`;
       const order = isSorted ? (descends ? "descending" : "ascending") : "none";
       const arrow = isSorted ? (descends ? " ↓" : " ↑") : "";
-      return viewer.el("div", { class: `cell c-${key}`, role: "columnheader", "aria-sort": order },
-        viewer.el("button", { type: "button", title: sentence,
+      return element("div", { class: `cell c-${key}`, role: "columnheader", "aria-sort": order },
+        element("button", { type: "button", title: sentence,
           onclick: () => change(listed, { sort: next }) }, label + arrow));
     });
-    const plain = (name, label) => viewer.el("div",
+    const plain = (name, label) => element("div",
       { class: `cell c-${name}`, role: "columnheader" }, label);
     cells.splice(2, 0, plain("ending", "Ending"), plain("text", "Task"));
     viewer.replace(parts.head, cells);
@@ -195,7 +195,7 @@
     const top = Math.floor(parts.scroll.scrollTop / ROW_HEIGHT);
     listed.inSight = rows.slice(top, top + Math.ceil(height / ROW_HEIGHT));
     if (!rows.length) {
-      shownRows.push(viewer.el("p", { class: "nothing" }, whyNothing(listed)));
+      shownRows.push(element("p", { class: "nothing" }, whyNothing(listed)));
     }
     viewer.replace(parts.body, shownRows);
     if (focused !== undefined) focusRow(parts.body, focused);
@@ -215,20 +215,20 @@
   function rowOf(listed, place) {
     const i = listed.rows[place];
     const cells = listed.columns.map(([key, , , text]) =>
-      viewer.el("div", { class: `cell c-${key}`, role: "cell" }, text(i)));
+      element("div", { class: `cell c-${key}`, role: "cell" }, text(i)));
     if (viewer.table.hasKinds) {
       const kind = viewer.table.val[i] ? "val" : "train";
-      cells[0].append(viewer.el("span", { class: `tag k-${kind}` }, kind));
+      cells[0].append(element("span", { class: `tag k-${kind}` }, kind));
     }
     if (viewer.table.manifest.runs.length > 1) {
-      cells[0].prepend(viewer.el("span", { class: "tag run" }, `run ${viewer.table.run[i]}`));
+      cells[0].prepend(element("span", { class: "tag run" }, `run ${viewer.table.run[i]}`));
     }
     const ending = viewer.plainText(viewer.textOf("ending", i));
     cells.splice(2, 0,
-      viewer.el("div", { class: "cell c-ending", role: "cell", title: ending }, ending),
-      viewer.el("div", { class: "cell c-text", role: "cell" }, marksOf(i), textCell(listed, i)));
+      element("div", { class: "cell c-ending", role: "cell", title: ending }, ending),
+      element("div", { class: "cell c-text", role: "cell" }, marksOf(i), textCell(listed, i)));
     const href = viewer.episodeAddress(i, { color: colorOf(listed.values) });
-    const row = viewer.el("a", { class: "list-row", role: "row", href,
+    const row = element("a", { class: "list-row", role: "row", href,
       "data-place": place, "aria-rowindex": place + 2 }, cells);
     row.style.top = `${place * ROW_HEIGHT}px`;
     return row;
@@ -246,7 +246,7 @@
     const snippet = listed.found?.snippets.get(i);
     if (snippet) {
       const [before, hit, after] = snippet;
-      return [viewer.visible(before), viewer.el("mark", {}, viewer.visible(hit)),
+      return [viewer.visible(before), element("mark", {}, viewer.visible(hit)),
         viewer.visible(after)];
     }
     return viewer.visible(viewer.textOf("beginning", i).replace(/\s+/g, " "));
@@ -254,12 +254,12 @@
 
   function marksOf(i) {
     const marks = MARKS.filter(([name]) => viewer.table[name][i]).map(([name, label]) =>
-      viewer.el("span", { class: `tag m-${name}` }, label));
+      element("span", { class: `tag m-${name}` }, label));
     if (viewer.table.rows[i] > 1) {
-      const rows = viewer.plural(viewer.table.rows[i], "row");
-      marks.push(viewer.el("span", { class: "tag" }, rows));
+      const rows = plural(viewer.table.rows[i], "row");
+      marks.push(element("span", { class: "tag" }, rows));
     }
-    if (viewer.table.attempts[i] > 1) marks.push(viewer.el("span", { class: "tag" }, "refilled"));
+    if (viewer.table.attempts[i] > 1) marks.push(element("span", { class: "tag" }, "refilled"));
     return marks;
   }
 

@@ -42,13 +42,13 @@
   }
 
   function fail(error, sentence) {
-    viewer.replace(main, viewer.el("section", { class: "fault", role: "alert" },
-      viewer.el("h2", {}, sentence), viewer.el("p", {}, viewer.visible(String(error.message)))));
+    viewer.replace(main, element("section", { class: "fault", role: "alert" },
+      element("h2", {}, sentence), element("p", {}, viewer.visible(String(error.message)))));
   }
 
   function drawHead() {
     const { manifest } = viewer.table;
-    const input = viewer.el("input", {
+    const input = element("input", {
       type: "search", id: "search", placeholder: "Search all that was said  ( / )",
       autocomplete: "off", spellcheck: "false", "aria-label": "Search all that was said",
     });
@@ -62,11 +62,11 @@
       searchFor(input.value);
     });
     viewer.replace(document.getElementById("top"),
-      viewer.el("a", { class: "home", href: "#list" }, "Episodes"),
-      viewer.el("span", { class: "runs", title: runNames(manifest) }, runPicker(manifest)),
+      element("a", { class: "home", href: "#list" }, "Episodes"),
+      element("span", { class: "runs", title: runNames(manifest) }, runPicker(manifest)),
       input,
       faults(manifest),
-      viewer.el("button", { type: "button", class: "keys", onclick: viewer.showHelp,
+      element("button", { type: "button", class: "keys", onclick: viewer.showHelp,
         "aria-label": "Keys" }, "?"));
     document.getElementById("skip").addEventListener("click", (event) => {
       event.preventDefault();
@@ -78,10 +78,10 @@
 
   function runPicker(manifest) {
     if (manifest.runs.length === 1) return viewer.visible(manifest.runs[0].label);
-    const select = viewer.el("select", { "aria-label": "Run" },
-      viewer.el("option", { value: "" }, "all runs"),
+    const select = element("select", { "aria-label": "Run" },
+      element("option", { value: "" }, "all runs"),
       manifest.runs.map((run, number) =>
-        viewer.el("option", { value: number }, `run ${number}: ${viewer.plainText(run.label)}`)));
+        element("option", { value: number }, `run ${number}: ${viewer.plainText(run.label)}`)));
     select.value = viewer.parseAddress(location.hash).values.run || "";
     select.addEventListener("change", () => {
       location.hash = viewer.listAddress({ ...viewer.listed.values, run: select.value });
@@ -100,12 +100,12 @@
   function faults(manifest) {
     const number = manifest.faults.length + manifest.further_faults;
     if (!number) return null;
-    const list = viewer.el("ul", {}, manifest.faults.map((fault) =>
-      viewer.el("li", {}, viewer.visible(fault))));
+    const list = element("ul", {}, manifest.faults.map((fault) =>
+      element("li", {}, viewer.visible(fault))));
     const rest = manifest.further_faults
-      ? viewer.el("p", {}, `and ${manifest.further_faults} more`) : null;
-    return viewer.el("details", { class: "faults" },
-      viewer.el("summary", {}, `${viewer.plural(number, "note")} on the records`), list, rest);
+      ? element("p", {}, `and ${manifest.further_faults} more`) : null;
+    return element("details", { class: "faults" },
+      element("summary", {}, `${plural(number, "note")} on the records`), list, rest);
   }
 
   start();

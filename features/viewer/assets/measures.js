@@ -134,29 +134,29 @@
     const isDiverging = measure.kind === "diverging";
     if (isDiverging) for (let k = LEVELS; k >= 1; k -= 1) levels.push(`n${k}`);
     for (let k = 0; k <= LEVELS; k += 1) levels.push(isDiverging ? `p${k}` : `s${k}`);
-    const steps = levels.map((name) => viewer.el("span", { class: `step ${name}` }));
+    const steps = levels.map((name) => element("span", { class: `step ${name}` }));
     const beyond = scale.largest > scale.end;
     const least = isDiverging ? `${beyond ? "≤ " : ""}${viewer.told(measure, -scale.end)}`
       : viewer.told(measure, 0);
     const most = `${beyond ? (measure.negative ? "≤ " : "≥ ") : ""}${viewer.told(measure, scale.end)}`;
-    const middle = isDiverging ? viewer.el("span", {}, viewer.told(measure, 0)) : null;
-    return viewer.el("div", { class: "legend" },
-      viewer.el("div", { class: "ramp", "aria-hidden": "true" }, steps),
-      viewer.el("div", { class: "ends" },
-        viewer.el("span", {}, least), middle, viewer.el("span", {}, most)),
-      viewer.el("p", { class: "hint" },
+    const middle = isDiverging ? element("span", {}, viewer.told(measure, 0)) : null;
+    return element("div", { class: "legend" },
+      element("div", { class: "ramp", "aria-hidden": "true" }, steps),
+      element("div", { class: "ends" },
+        element("span", {}, least), middle, element("span", {}, most)),
+      element("p", { class: "hint" },
         [measure.about, measure.unit ? `In ${measure.unit}.` : "", "Hatched: none was recorded or "
           + "nobody sampled the token."].filter(Boolean).join(" ")));
   };
 
   function categoryLegend(scale, pick) {
     const rows = scale.entries.map(([value, label, name, count]) =>
-      viewer.el("li", {}, viewer.el("button",
+      element("li", {}, element("button",
         { type: "button", class: "key", onclick: () => pick(value),
           title: `go to the next token: ${viewer.plainText(label)}` },
-        viewer.el("span", { class: `t ${name}` }, "ab"),
-        viewer.el("span", {}, viewer.plainText(label)),
-        viewer.el("span", { class: "number" }, viewer.count(count)))));
-    return viewer.el("ul", { class: "legend keys" }, rows);
+        element("span", { class: `t ${name}` }, "ab"),
+        element("span", {}, viewer.plainText(label)),
+        element("span", { class: "number" }, thousands(count)))));
+    return element("ul", { class: "legend keys" }, rows);
   }
 }

@@ -5,22 +5,22 @@
 {
   viewer.pathView = function (episode) {
     const { path } = episode;
-    const section = viewer.el("section", { class: "path", "aria-label": "From reward to gradient" },
-      viewer.el("h2", {}, "From reward to gradient"));
+    const section = element("section", { class: "path", "aria-label": "From reward to gradient" },
+      element("h2", {}, "From reward to gradient"));
     if (path.estimator) {
-      section.append(viewer.el("p", { class: "formula" },
-        viewer.el("strong", {}, viewer.plainText(path.estimator)),
+      section.append(element("p", { class: "formula" },
+        element("strong", {}, viewer.plainText(path.estimator)),
         path.formula ? `: advantage = ${path.formula}` : ""));
     } else {
-      section.append(viewer.el("p", { class: "hint" }, "No update was recorded for it."));
+      section.append(element("p", { class: "hint" }, "No update was recorded for it."));
     }
     section.append(stages(path.stages));
     for (const note of path.notes || []) {
-      section.append(viewer.el("p", { class: "note" }, viewer.plainText(note)));
+      section.append(element("p", { class: "note" }, viewer.plainText(note)));
     }
     if (path.check?.agrees) {
       const difference = viewer.short(path.check.difference);
-      section.append(viewer.el("p", { class: "hint" },
+      section.append(element("p", { class: "hint" },
         `Computed again from the recorded rewards, the advantages are the same `
         + `(largest difference ${difference}).`));
     }
@@ -30,11 +30,11 @@
   };
 
   function stages(entries) {
-    return viewer.el("table", { class: "stages" }, viewer.el("tbody", {},
+    return element("table", { class: "stages" }, element("tbody", {},
       entries.map(([label, value, sentence]) =>
-        viewer.el("tr", {},
-          viewer.el("th", { scope: "row" }, label, viewer.el("small", {}, sentence)),
-          viewer.el("td", { "data-stage": label, "data-value": String(value) },
+        element("tr", {},
+          element("th", { scope: "row" }, label, element("small", {}, sentence)),
+          element("td", { "data-stage": label, "data-value": String(value) },
             viewer.short(value))))));
   }
 
@@ -47,31 +47,31 @@
     const counting = rows.filter((row) => row.counts);
     const mean = counting.reduce((sum, row) => sum + row.score, 0) / Math.max(1, counting.length);
     const lines = rows.map((row) => {
-      const bar = viewer.el("span", { class: "score-bar" });
-      const fill = viewer.el("span", { class: "fill" });
+      const bar = element("span", { class: "score-bar" });
+      const fill = element("span", { class: "fill" });
       fill.style.width = share(row.score);
-      const middle = viewer.el("span", { class: "mean" });
+      const middle = element("span", { class: "mean" });
       middle.style.left = share(mean);
       bar.append(fill, middle);
       const isOwn = row.episode_id === episode.id;
       const i = placeBeside(episode, row.episode_id);
       const name = viewer.plainText(shortId(row.episode_id));
-      return viewer.el("tr", { class: isOwn ? "own" : null },
-        viewer.el("th", { scope: "row", title: viewer.plainText(row.episode_id) },
+      return element("tr", { class: isOwn ? "own" : null },
+        element("th", { scope: "row", title: viewer.plainText(row.episode_id) },
           isOwn ? "this one" : i === undefined ? name
-            : viewer.el("a", { href: viewer.episodeAddress(i) }, name)),
-        viewer.el("td", { class: "wide" }, bar),
-        viewer.el("td", {}, viewer.short(row.score)),
-        viewer.el("td", {}, row.counts ? viewer.short(row.deviation) : "left out"),
-        viewer.el("td", {}, viewer.short(row.advantage)));
+            : element("a", { href: viewer.episodeAddress(i) }, name)),
+        element("td", { class: "wide" }, bar),
+        element("td", {}, viewer.short(row.score)),
+        element("td", {}, row.counts ? viewer.short(row.deviation) : "left out"),
+        element("td", {}, viewer.short(row.advantage)));
     });
-    return viewer.el("div", {},
-      viewer.el("h3", {}, "Its group ",
-        viewer.el("a", { href: viewer.groupAddress(episode.place) }, "side by side")),
-      viewer.el("table", { class: "members" },
-        viewer.el("thead", {}, viewer.el("tr", {}, ["episode", "", "score", "− mean", "advantage"]
-          .map((name) => viewer.el("th", { scope: "col" }, name)))),
-        viewer.el("tbody", {}, lines)));
+    return element("div", {},
+      element("h3", {}, "Its group ",
+        element("a", { href: viewer.groupAddress(episode.place) }, "side by side")),
+      element("table", { class: "members" },
+        element("thead", {}, element("tr", {}, ["episode", "", "score", "− mean", "advantage"]
+          .map((name) => element("th", { scope: "col" }, name)))),
+        element("tbody", {}, lines)));
   }
 
   function placeBeside(episode, id) {
@@ -84,13 +84,13 @@
   const shortId = (id) => (id.length > 18 ? `…${id.slice(-16)}` : id);
 
   function turns({ columns, rows }) {
-    return viewer.el("div", {},
-      viewer.el("h3", {}, "Turn by turn"),
-      viewer.el("div", { class: "scroll" }, viewer.el("table", { class: "turn-table" },
-        viewer.el("thead", {}, viewer.el("tr", {}, columns.map(([name, sentence]) =>
-          viewer.el("th", { scope: "col", title: sentence }, name)))),
-        viewer.el("tbody", {}, rows.map((row) => viewer.el("tr", {},
-          row.map((value) => viewer.el("td", { title: viewer.short(value, 6) },
+    return element("div", {},
+      element("h3", {}, "Turn by turn"),
+      element("div", { class: "scroll" }, element("table", { class: "turn-table" },
+        element("thead", {}, element("tr", {}, columns.map(([name, sentence]) =>
+          element("th", { scope: "col", title: sentence }, name)))),
+        element("tbody", {}, rows.map((row) => element("tr", {},
+          row.map((value) => element("td", { title: viewer.short(value, 6) },
             narrow(value)))))))));
   }
 

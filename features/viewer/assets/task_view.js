@@ -13,24 +13,24 @@
     }
     document.title = "The same task";
     if (!rows.length) {
-      viewer.replace(main, viewer.el("section", { class: "fault" },
-        viewer.el("h2", {}, "No episode of this task is in the viewer."),
-        viewer.el("a", { href: "#list" }, "All episodes")));
+      viewer.replace(main, element("section", { class: "fault" },
+        element("h2", {}, "No episode of this task is in the viewer."),
+        element("a", { href: "#list" }, "All episodes")));
       return;
     }
     const chosen = (values.show || "").split(",").filter(Boolean).map(Number)
       .filter((i) => rows.includes(i)).slice(0, MOST_BESIDE);
     const meetings = meetingsOf(rows);
-    const article = viewer.el("article", { class: "task" },
-      viewer.el("nav", { "aria-label": "Place" },
-        viewer.el("a", { href: viewer.listAddress(viewer.listed.values) }, "List"), " › ",
-        viewer.el("a", { href: viewer.listAddress({ task: parts[0] }) }, "all its episodes")),
-      viewer.el("h1", {}, "The same task, ", viewer.plural(meetings.length, "time")),
-      viewer.el("p", { class: "said" }, viewer.visible(viewer.textOf("beginning", rows[0]))),
+    const article = element("article", { class: "task" },
+      element("nav", { "aria-label": "Place" },
+        element("a", { href: viewer.listAddress(viewer.listed.values) }, "List"), " › ",
+        element("a", { href: viewer.listAddress({ task: parts[0] }) }, "all its episodes")),
+      element("h1", {}, "The same task, ", plural(meetings.length, "time")),
+      element("p", { class: "said" }, viewer.visible(viewer.textOf("beginning", rows[0]))),
       meetings.length > 1 ? chart(meetings) : null,
       table(meetings, chosen, parts[0]));
     if (chosen.length) {
-      article.append(viewer.el("h2", {}, "Beside each other"),
+      article.append(element("h2", {}, "Beside each other"),
         await viewer.besideEachOther(chosen));
     }
     viewer.replace(main, article);
@@ -59,36 +59,36 @@
 
   function table(meetings, chosen, key) {
     const boxes = (meeting) => meeting.rows.slice(0, 40).map((i) => {
-      const box = viewer.el("input", { type: "checkbox", checked: chosen.includes(i),
+      const box = element("input", { type: "checkbox", checked: chosen.includes(i),
         "aria-label": `put beside the others: reward ${viewer.short(viewer.table.reward[i])}` });
       box.addEventListener("change", () => {
         const next = box.checked ? [...chosen, i] : chosen.filter((one) => one !== i);
         location.hash = viewer.address(["task", key], { show: next.slice(-MOST_BESIDE).join(",") });
       });
-      return viewer.el("span", { class: "pick" }, box,
-        viewer.el("a", { href: viewer.episodeAddress(i) }, viewer.short(viewer.table.reward[i])));
+      return element("span", { class: "pick" }, box,
+        element("a", { href: viewer.episodeAddress(i) }, viewer.short(viewer.table.reward[i])));
     });
     const several = viewer.table.manifest.runs.length > 1;
     const heads = [several ? "run" : null, "step", "mean", "lowest", "highest",
       `episodes (choose up to ${MOST_BESIDE} to put beside each other)`].filter(Boolean);
-    return viewer.el("div", { class: "scroll" }, viewer.el("table", { class: "meetings" },
-      viewer.el("thead", {}, viewer.el("tr", {},
-        heads.map((name) => viewer.el("th", { scope: "col" }, name)))),
-      viewer.el("tbody", {}, meetings.map((meeting) => viewer.el("tr", {},
-        several ? viewer.el("td", {}, String(meeting.run)) : null,
-        viewer.el("td", {}, viewer.el("a", { href: viewer.groupAddress(meeting.rows[0]) },
+    return element("div", { class: "scroll" }, element("table", { class: "meetings" },
+      element("thead", {}, element("tr", {},
+        heads.map((name) => element("th", { scope: "col" }, name)))),
+      element("tbody", {}, meetings.map((meeting) => element("tr", {},
+        several ? element("td", {}, String(meeting.run)) : null,
+        element("td", {}, element("a", { href: viewer.groupAddress(meeting.rows[0]) },
           `${meeting.val ? "val " : ""}${meeting.step}`)),
-        viewer.el("td", {}, viewer.short(meeting.mean)),
-        viewer.el("td", {}, viewer.short(meeting.low)),
-        viewer.el("td", {}, viewer.short(meeting.high)),
-        viewer.el("td", { class: "picks" }, boxes(meeting)))))));
+        element("td", {}, viewer.short(meeting.mean)),
+        element("td", {}, viewer.short(meeting.low)),
+        element("td", {}, viewer.short(meeting.high)),
+        element("td", { class: "picks" }, boxes(meeting)))))));
   }
 
   function svg(tag, attributes, text) {
-    const element = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-    if (text) element.textContent = text;
-    return element;
+    const node = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    if (text) node.textContent = text;
+    return node;
   }
 
   // Mean rewards over steps with their range, a mark a run: circle, square, triangle.
@@ -115,7 +115,7 @@
         y2: y(meeting.high), class: `range run${meeting.run % 4}` }));
       drawing.append(mark(meeting.run, x(meeting.step), y(meeting.mean), meeting));
     }
-    return viewer.el("figure", {}, drawing, viewer.el("figcaption", { class: "hint" },
+    return element("figure", {}, drawing, element("figcaption", { class: "hint" },
       "Mean reward and range of each step; ",
       viewer.table.manifest.runs.map((run, number) =>
         `${["circle", "square", "triangle", "diamond"][number % 4]}: run ${number}, `

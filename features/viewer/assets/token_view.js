@@ -15,7 +15,7 @@
 
   // Draws some tokens of a row's response: those at `places`.
   viewer.tokenSpans = function (shown, number, places) {
-    const block = viewer.el("span", { class: "tokens" });
+    const block = element("span", { class: "tokens" });
     drawFrom(block, shown, number, places, 0);
     return block;
   };
@@ -25,8 +25,8 @@
     const end = Math.min(places.length, Math.max(start + MOST_AT_ONCE, wanted + 200));
     for (let k = start; k < end; k += 1) block.append(tokenSpan(shown, number, places[k]));
     if (end === places.length) return;
-    const rest = `… ${viewer.plural(places.length - end, "more token")}`;
-    const more = viewer.el("button", { type: "button", class: "more" }, rest);
+    const rest = `… ${plural(places.length - end, "more token")}`;
+    const more = element("button", { type: "button", class: "more" }, rest);
     more.addEventListener("click", () => {
       more.remove();
       drawFrom(block, shown, number, places, end);
@@ -37,7 +37,7 @@
   function tokenSpan(shown, number, i) {
     const row = shown.episode.rows[number];
     const text = viewer.tokenText(shown.episode, row, i, false);
-    const span = viewer.el("span", { "data-row": number, "data-i": i, tabindex: "-1" },
+    const span = element("span", { "data-row": number, "data-i": i, tabindex: "-1" },
       tokenNodes(text));
     paint(shown, span);
     return span;
@@ -45,10 +45,10 @@
 
   // A newline is a sign and a newline; a token without a text a sign.
   function tokenNodes(text) {
-    if (text === "") return [viewer.el("span", { class: "odd" }, "·")];
+    if (text === "") return [element("span", { class: "odd" }, "·")];
     const nodes = [];
     text.split("\n").forEach((part, k) => {
-      if (k) nodes.push(viewer.el("span", { class: "odd newline" }, "↵"), "\n");
+      if (k) nodes.push(element("span", { class: "odd newline" }, "↵"), "\n");
       nodes.push(...viewer.visible(part));
     });
     return nodes;
@@ -78,12 +78,12 @@
 
   // The tokens of a prompt, which have no columns.
   viewer.promptSpans = function (episode, row) {
-    const block = viewer.el("span", { class: "tokens prompt" });
+    const block = element("span", { class: "tokens prompt" });
     const length = row.columns.prompt_ids.length;
     const first = Math.max(0, length - 20000);
-    if (first) block.append(viewer.el("span", { class: "hint" }, `${first} tokens before … `));
+    if (first) block.append(element("span", { class: "hint" }, `${first} tokens before … `));
     for (let i = first; i < length; i += 1) {
-      block.append(viewer.el("span", { class: "t" },
+      block.append(element("span", { class: "t" },
         tokenNodes(viewer.tokenText(episode, row, i, true))));
     }
     return block;

@@ -46,7 +46,7 @@
     for (const match of text.matchAll(ODD)) {
       if (match.index > start) nodes.push(text.slice(start, match.index));
       const code = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-      const mark = viewer.el("span", { class: "odd", title: `U+${code}` }, markText(match[0]));
+      const mark = element("span", { class: "odd", title: `U+${code}` }, markText(match[0]));
       nodes.push(mark);
       if (match[0] === "\u2028" || match[0] === "\u2029") nodes.push("\n");
       start = match.index + match[0].length;
@@ -57,14 +57,14 @@
 
   // A block of text; a very long one is shown in part, and whole when one asks for it.
   viewer.block = function (text, className, most = 20000) {
-    const block = viewer.el("div", { class: `said ${className || ""}`, dir: "auto" });
+    const block = element("div", { class: `said ${className || ""}`, dir: "auto" });
     if (text.length <= most) {
-      viewer.append(block, viewer.visible(text));
+      appendParts(block, viewer.visible(text));
       return block;
     }
-    viewer.append(block, viewer.visible(text.slice(0, most)));
-    const rest = viewer.count(text.length - most);
-    const more = viewer.el("button", { type: "button" }, `… ${rest} more characters`);
+    appendParts(block, viewer.visible(text.slice(0, most)));
+    const rest = thousands(text.length - most);
+    const more = element("button", { type: "button" }, `… ${rest} more characters`);
     more.addEventListener("click", () => viewer.replace(block, viewer.visible(text)));
     block.append(more);
     return block;

@@ -12,6 +12,7 @@ from features.alarms.catalogue import ADVICE, view_of
 from features.alarms.finding import Finding, Place
 from features.alarms.rules.batch import unsampled_tokens
 from features.alarms.rules.groups import uneven_groups
+from tests.conftest import PROJECT
 from tests.features.alarms.made_steps import changed, seen_step
 from training.config import PPOConfig
 
@@ -28,6 +29,11 @@ def test_every_alarm_has_a_view_that_the_viewer_knows() -> None:
         query = parse_qs(address.query, strict_parsing=True)
         assert address.path == "list" and set(query) <= FILTERS
         assert {key.removeprefix("-") for key in query.get("sort", [])} <= SORTS
+
+
+def test_every_alarm_is_explained_on_its_page() -> None:
+    page = (PROJECT / "features/alarms/README.md").read_text()
+    assert [alarm for alarm in ADVICE if f"`{alarm}`" not in page] == []
 
 
 def test_weights_that_were_not_synced_are_looked_for_in_every_step() -> None:

@@ -21,6 +21,7 @@ from features.run_page.alarm_rows import meanings
 from features.run_page.content import make_content, visible
 from features.run_page.html import ASSETS, LIBRARY, SCRIPTS, as_json, make_html, write_html
 from features.run_page.run_folder import RunFolder
+from features.shared import ELEMENTS
 from tests.conftest import PROJECT
 from tests.features.run_page.made_runs import (
     content_in,
@@ -283,8 +284,8 @@ def test_a_long_run_of_many_metrics_stays_small(tmp_path: Path) -> None:
 
 def test_no_two_scripts_of_the_page_define_the_same_name() -> None:
     names: list[str] = []
-    for file in SCRIPTS:
-        text = (ASSETS / file).read_text()
+    for file in (ELEMENTS, *(ASSETS / name for name in SCRIPTS)):
+        text = file.read_text()
         names += re.findall(r"^(?:function|class|const|let) (\w+)", text, re.M)
     assert len(names) > 50 and sorted(names) == sorted(set(names))
     assert {path.name for path in ASSETS.glob("*.js")} == set(SCRIPTS)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from features.run_page.charts import charts_of
+import pytest
+
+from features.run_page.charts import MOST_LINES, charts_of
 from features.run_page.looks import looks_of
 from features.run_page.metric_store import MetricStore
-from tests.features.run_page.made_runs import content_of, make_run
+from tests.features.run_page.made_runs import content_of, make_run, steps
+from training.run.metric_names import Metric
 
 
 def store_of(**columns: list[float]) -> MetricStore:
@@ -70,6 +73,31 @@ def test_a_line_of_a_chart_leads_to_the_episodes_behind_it() -> None:
         "groups/no_spread": "kind=train&spread=0&sort=-reward",
         "tool/look_up/failures": "kind=train&tool=look_up&sort=reward",
     }
+
+
+def test_a_table_of_metrics_may_name_a_chart_and_a_number_at_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    title = "Seconds of GPUs"
+    table = {
+        "gpu/step": Metric("gpu/step", "seconds", "Of a step.", chart=title),
+        "gpu/task": Metric("gpu/task", "seconds", "Of a task.", chart=title, tile="GPU seconds"),
+    }
+    monkeypatch.setattr("features.run_page.content._known_metric", table.get)
+    records = steps(4, **{"gpu/step": 8.0, "gpu/task": 2.0, "mine": 1.0})
+    content = content_of(make_run(tmp_path / "run", records))
+    chart = content["charts"][-1]
+    assert (chart["title"], chart["unit"], chart["kind"]) == (title, "seconds", "lines")
+    assert [line["metric"] for line in chart["lines"]] == ["gpu/step", "gpu/task"]
+    assert [chart["key"] for chart in content["charts"]] == ["reward", f"table/{title}"]
+    tiles = {row["label"]: row["last"] for row in content["runs"][0]["summary"]}
+    assert tiles == {"reward of an episode": 0.35, "GPU seconds": 2.0}
+
+
+def test_a_chart_that_tables_name_has_no_more_lines_than_others() -> None:
+    names = [f"gpu/{number}" for number in range(MOST_LINES + 3)]
+    [chart] = charts_of(names, lambda name: Metric(name, "1", "A share.", chart="Shares"))
+    assert (len(chart.lines), chart.left_out) == (MOST_LINES, 3)
 
 
 def test_a_run_without_a_finite_number_has_a_page(tmp_path: Path) -> None:

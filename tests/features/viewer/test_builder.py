@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,14 @@ def test_the_numbers_of_every_page_are_those_of_the_batch(tmp_path: Path) -> Non
                     expected = batch[name][tokens]
                     assert columns[name].dtype == expected.dtype
                     assert np.array_equal(columns[name], expected), name
+
+
+def test_the_folder_has_every_script_and_style_that_its_page_loads(tmp_path: Path) -> None:
+    make_run(tmp_path, Made(steps=1))
+    viewer = make_viewer(tmp_path)
+    loaded = re.findall(r'(?:src|href)="([^"#]+)"', (viewer / "index.html").read_text())
+    there = {path.name for path in viewer.iterdir() if path.suffix in (".js", ".css")}
+    assert "elements.js" in there and there == {*loaded, "manifest.js"}
 
 
 def test_fates_keep_their_names_and_sentences(tmp_path: Path) -> None:

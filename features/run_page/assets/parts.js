@@ -1,17 +1,4 @@
-// Makes elements and texts. Invariant: whatever a run says becomes text, never markup.
-
-function element(tag, attributes = {}, children = []) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined) {
-      node.setAttribute(name, value);
-    }
-  }
-  for (const child of children) {
-    node.append(child);
-  }
-  return node;
-}
+// Makes buttons, sections and tables, and writes numbers and times as text.
 
 function button(label, title, onClick) {
   const node = element("button", { type: "button", title }, [label]);
@@ -107,8 +94,4 @@ function formatDuration(seconds) {
     return `${hours} h ${minutes % 60} min`;
   }
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
-}
-
-function plural(count, word) {
-  return `${count} ${word}${count === 1 ? "" : "s"}`;
 }
