@@ -171,10 +171,9 @@ class Launcher:
         """Has a program started with these files, which are closed here."""
         mark = f"{MARK}={request['env'][MARK]}"
         try:
-            # A socket takes few files.
+            # A socket takes few files, and little that is not read yet.
             async with self._starting:
-                # It may wait for a fork server that reads slowly.
-                child = await asyncio.to_thread(self._server.start, request, files, mark)
+                child = self._server.start(request, files, mark)
                 pid = await asyncio.wrap_future(child.started)
         except CannotFork as error:
             raise CannotStart(f"no process for a program: {error}") from None

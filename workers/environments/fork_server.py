@@ -36,7 +36,7 @@ from workers.environments.fork_server_process import (
 
 SCRIPT = str(Path(fork_server_process.__file__))
 # The longest that a request may wait for a fork server that does not read, in whole seconds.
-SEND_S = 60
+SEND_S = 20
 # The longest wait for the thread that reads, behind the end of what it reads, in seconds.
 JOIN_S = 5.0
 
