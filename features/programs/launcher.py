@@ -1,34 +1,30 @@
-"""The pool's side of a launcher, the process that starts programs (preload.py).
+"""The pool's side of programs' processes: a fork server starts them, pipes carry what they say.
 
 It belongs to the thread whose event loop makes it. Invariant: every program that was started is
-reported once, by `Program.wait`, when it and all that it started are gone; also where the launcher
-itself has died.
+reported once, by `Program.wait`, when it and all that it started are gone; also where the fork
+server itself has died.
 """
 
 import asyncio
 import contextlib
-import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from features.programs.preload import LENGTH, MARK, kill_family, mark_of
+from workers.environments.fork_server import CannotFork, Child, ForkServer, ForkServerLost
 
-SCRIPT = Path(__file__).with_name("preload.py")
+CHILD_FILE = Path(__file__).with_name("program_process.py")
+# A program's environment names it by this, and what it starts inherits that.
+MARK = "PROGRAM_ATTEMPT"
 # So many bytes are kept of the ends of a program's output and of its errors.
 KEPT_BYTES = 20_000
 READ_BYTES = 1 << 16
 # Files that a program may have open.
 OPEN_FILES = 1024
-# The longest that a launcher may take to import what it is to preload, and to end, in seconds.
+# The longest that a launcher may take to import what it is to preload, in seconds.
 READY_S = 120.0
-END_S = 5.0
 # The longest wait for the rest of an ended program's output, in seconds.
 LAST_OUTPUT_S = 1.0
 # Programs that are being started at the same time.
@@ -48,16 +44,13 @@ class Program:
     """Holds a program that runs, and the ends of what it wrote.
 
     Attributes:
-        pid: of its first process.
-        mark: by which what it starts is known.
+        child: its first process.
+        pid: of that.
         exit_code: negative for a signal; None while it runs.
     """
 
-    id: int
-    launcher: "Launcher"
-    ended: "asyncio.Future[int]"
-    mark: str
-    pid: int = 0
+    child: Child
+    pid: int
     output: bytes = b""
     errors: bytes = b""
     exit_code: int | None = None
@@ -65,7 +58,10 @@ class Program:
 
     async def wait(self) -> int:
         """Waits for its end, and for the end of its output; returns the exit code."""
-        self.exit_code = await asyncio.shield(self.ended)
+        try:
+            self.exit_code = await asyncio.wrap_future(self.child.ended)
+        except ForkServerLost:
+            self.exit_code = LOST
         if self.readers:
             # All that might hold the pipes open is gone.
             await asyncio.wait(self.readers, timeout=LAST_OUTPUT_S)
@@ -75,8 +71,7 @@ class Program:
 
     def kill(self) -> None:
         """Kills it with all that it started; `wait` tells when they are gone."""
-        if not self.ended.done():
-            self.launcher.post({"kill": self.id})
+        self.child.kill()
 
 
 class Launcher:
@@ -87,9 +82,6 @@ class Launcher:
         modules: what it imports beforehand.
         memory_gb: GiB that each process of a program may take; None: any.
         variables: further environment variables of the interpreter that imports.
-
-    Attributes:
-        is_lost: its process has died; it starts nothing more.
     """
 
     def __init__(
@@ -101,30 +93,21 @@ class Launcher:
     ) -> None:
         self.python = python
         self.modules = list(modules)
-        self.is_lost = False
         self._memory_bytes = None if memory_gb is None else int(memory_gb * 2**30)
         self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._started: dict[int, asyncio.Future[int]] = {}
-        self._programs: dict[int, Program] = {}
-        self._gate = asyncio.Lock()
         self._starting = asyncio.Semaphore(MAX_STARTING)
-        self._count = 0
-        self._socket, theirs = socket.socketpair()
-        # Its own requests go to this machine.
-        environment = {"PYTHONHASHSEED": "0"} | os.environ | {"no_proxy": "127.0.0.1"}
-        environment |= dict(variables or {})
-        with theirs:
-            self._process = subprocess.Popen(
-                [python, str(SCRIPT), str(theirs.fileno()), *self.modules],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env=environment,
-            )
-        self._socket.setblocking(False)
-        self._reading = self._loop.create_task(self._read())
-        self._posts: list[asyncio.Task[None]] = []
+        self._server = ForkServer(
+            CHILD_FILE,
+            modules=self.modules,
+            python=(python,),
+            # Its own requests go to this machine.
+            variables={"no_proxy": "127.0.0.1"} | dict(variables or {}),
+        )
+
+    @property
+    def is_lost(self) -> bool:
+        """Returns whether its process has died: it starts nothing more."""
+        return self._server.is_lost
 
     async def start(self, argv: Sequence[str], env: dict[str, str], input: bytes) -> Program:
         """Starts a program; raises CannotStart.
@@ -133,31 +116,19 @@ class Launcher:
             env: all of its environment; MARK in it names the attempt.
             input: what it may read on standard input.
         """
-        assert MARK in env
-        try:
-            await asyncio.wait_for(asyncio.shield(self._ready), READY_S)
-        except TimeoutError:
-            raise CannotStart(
-                f"programs.preload: importing {', '.join(self.modules)} took more than "
-                f"{READY_S:g} s"
-            ) from None
-        self._count += 1
-        program = Program(self._count, self, self._loop.create_future(), env[MARK])
-        self._programs[program.id] = program
-        pipes = [os.pipe() for _ in range(3)]
-        (their_input, our_input), (our_output, output), (our_errors, errors) = pipes
+        await self._wait_until_ready()
         request = {
-            "id": program.id,
             "argv": list(argv),
             "env": env,
             "memory_bytes": self._memory_bytes,
             "open_files": OPEN_FILES,
             "forks": bool(self.modules),
         }
+        pipes = [os.pipe() for _ in range(3)]
+        (their_input, our_input), (our_output, output), (our_errors, errors) = pipes
         try:
-            program.pid = await self._ask_for(program.id, request, [their_input, output, errors])
+            program = await self._fork(request, [their_input, output, errors])
         except BaseException:
-            self._programs.pop(program.id, None)
             for file in (our_input, our_output, our_errors):
                 os.close(file)
             raise
@@ -176,121 +147,40 @@ class Launcher:
 
     def stop(self) -> None:
         """Ends the launcher and every program that is left."""
-        self._reading.cancel()
-        self._wake()
-        self._socket.close()
+        self._server.stop()
+
+    async def _wait_until_ready(self) -> None:
+        """Waits until programs can be started; raises CannotStart where modules are missing."""
         try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._lose_all()
-
-    def post(self, request: dict[str, Any]) -> None:
-        """Sends a request that is not answered by itself."""
-        self._posts = [task for task in self._posts if not task.done()]
-        self._posts.append(self._loop.create_task(self._post(request)))
-
-    async def _post(self, request: dict[str, Any]) -> None:
-        # One that is gone has ended all programs.
-        with contextlib.suppress(OSError):
-            async with self._gate:
-                await self._send(request, [])
-
-    async def _ask_for(self, number: int, request: dict[str, Any], files: list[int]) -> int:
-        """Has a program started with these files, which are closed here; returns its pid."""
-        answer: asyncio.Future[int] = self._loop.create_future()
-        self._started[number] = answer
-        try:
-            # A socket takes few files, and a frame must be whole.
-            async with self._starting:
-                async with self._gate:
-                    await self._send(request, files)
-                return await answer
-        except OSError as error:
-            raise CannotStart(f"the launcher of programs is gone: {error}") from None
-        finally:
-            del self._started[number]
-            for file in files:
-                os.close(file)
-
-    async def _send(self, request: dict[str, Any], files: list[int]) -> None:
-        self._wake()
-        data = json.dumps(request).encode()
-        if files:
-            while True:
-                try:
-                    socket.send_fds(self._socket, [b"+"], files)
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(0.01)
-        else:
-            await self._loop.sock_sendall(self._socket, b"+")
-        await self._loop.sock_sendall(self._socket, LENGTH.pack(len(data)) + data)
-
-    def _wake(self) -> None:
-        """Lets a launcher go on that one of its programs has stopped."""
-        self._process.send_signal(signal.SIGCONT)
-
-    async def _read(self) -> None:
-        """Reads what the launcher says, until it is gone."""
-        buffer = b""
-        with contextlib.suppress(OSError):
-            while block := await self._loop.sock_recv(self._socket, READ_BYTES):
-                buffer += block
-                while len(buffer) >= LENGTH.size:
-                    (length,) = LENGTH.unpack(buffer[: LENGTH.size])
-                    end = LENGTH.size + length
-                    if len(buffer) < end:
-                        break
-                    self._take(json.loads(buffer[LENGTH.size : end]))
-                    buffer = buffer[end:]
-        self._lose_all()
-
-    def _take(self, told: dict[str, Any]) -> None:
-        """Takes in one frame."""
-        if "ready" in told:
-            self._take_ready(told["ready"])
-        elif "pid" in told:
-            self._started[told["id"]].set_result(told["pid"])
-        elif "error" in told:
-            error = CannotStart(f"no process for a program: {told['error']}")
-            self._started[told["id"]].set_exception(error)
-        else:
-            program = self._programs.pop(told["id"], None)
-            if program is not None:
-                program.ended.set_result(told["code"])
-
-    def _take_ready(self, failures: Mapping[str, str]) -> None:
-        """Takes in that programs can be started, or which modules could not be imported."""
-        if not failures:
-            self._ready.set_result(None)
-            return
-        reasons = "; ".join(f"{name} ({error})" for name, error in failures.items())
-        self._ready.set_exception(
-            CannotStart(
+            failures = await asyncio.wait_for(asyncio.wrap_future(self._server.ready), READY_S)
+        except TimeoutError:
+            raise CannotStart(
+                f"programs.preload: importing {', '.join(self.modules)} took more than "
+                f"{READY_S:g} s"
+            ) from None
+        except ForkServerLost:
+            raise CannotStart("the launcher of programs has died") from None
+        if failures:
+            reasons = "; ".join(f"{name} ({error})" for name, error in failures.items())
+            raise CannotStart(
                 f"programs.preload=[{', '.join(self.modules)}]: {self.python} cannot import "
                 f"{reasons}: name modules that this interpreter has"
             )
-        )
-        # Nobody may be waiting for it.
-        self._ready.exception()
 
-    def _lose_all(self) -> None:
-        """Reports every program as ended, as they end with their launcher."""
-        self.is_lost = True
-        kill_marked({program.mark for program in self._programs.values()})
-        for program in self._programs.values():
-            if not program.ended.done():
-                program.ended.set_result(LOST)
-        self._programs = {}
-        lost = CannotStart("the launcher of programs has died")
-        answers: list[asyncio.Future[Any]] = [self._ready, *self._started.values()]
-        for answer in answers:
-            if not answer.done():
-                answer.set_exception(lost)
-                # Nobody may be waiting for it.
-                answer.exception()
+    async def _fork(self, request: dict[str, Any], files: list[int]) -> Program:
+        """Has a program started with these files, which are closed here."""
+        mark = f"{MARK}={request['env'][MARK]}"
+        try:
+            # A socket takes few files, and little that is not read yet.
+            async with self._starting:
+                child = self._server.start(request, files, mark)
+                pid = await asyncio.wrap_future(child.started)
+        except CannotFork as error:
+            raise CannotStart(f"no process for a program: {error}") from None
+        finally:
+            for file in files:
+                os.close(file)
+        return Program(child, pid)
 
     async def _keep_end(self, program: Program, name: str, file: int) -> None:
         """Reads a pipe to its end; keeps the last bytes."""
@@ -315,12 +205,3 @@ class Launcher:
             writer.write(data)
             writer.close()
             await asyncio.sleep(0)
-
-
-def kill_marked(marks: set[str]) -> None:
-    """Kills what the programs of these marks have started, where their launcher no longer does."""
-    if not marks or sys.platform != "linux":
-        return
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and mark_of(int(entry.name)) in marks:
-            kill_family(int(entry.name))

@@ -33,8 +33,7 @@ from features.programs.attempt import Attempt, Deadlines
 from features.programs.exchange import Answer, Json, ProgramEvent
 from features.programs.in_process import FunctionSpec
 from features.programs.jobs import HomesMaker, Jobs
-from features.programs.launcher import CannotStart, Launcher, Program
-from features.programs.preload import MARK
+from features.programs.launcher import MARK, CannotStart, Launcher, Program
 from features.programs.recall import Recall
 from features.programs.report import NOTHING, NoReward, ProgramReport, report_of_output
 from features.programs.rewards import RewardSpec

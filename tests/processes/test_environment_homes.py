@@ -251,7 +251,7 @@ def test_a_home_that_stopped_between_calls_is_ended_though_it_does_not_read() ->
         pool.reset("a", 0, 0)
         wait(pool)
         [slot] = pool._slots
-        os.kill(slot.worker._pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+        os.kill(slot.worker._process.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
         pool.step("a", "x" * 3_000_000)
         assert wait(pool).failure == "env_timeout"
 

@@ -47,7 +47,7 @@ def processes() -> int:
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             count += (
-                "run_fork_server" in " ".join(child.cmdline())
+                "fork_server_process" in " ".join(child.cmdline())
                 and child.status() != psutil.STATUS_ZOMBIE
             )
     return count

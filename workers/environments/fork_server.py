@@ -1,137 +1,228 @@
-"""The pool's side of the fork server, which forks a process for an environment in milliseconds.
+"""The side of a fork server that asks for children; its process is fork_server_process.py.
 
-The fork server (fork_server_process.py) is a small process that has imported what every agent
-needs:
+    this process                      fork server                     a child
+    ForkServer.start   --request, files-->  fork  ---------------->   run(request, files)
+    Child.ended        <--exit code-------  reap  <-- ended, with all that it started
 
-    pool's process                       fork server                   an env worker's process
-    ProcessWorker.call  <---- socket pair: pickled calls, JSON replies ---->  EnvServer.serve
-    ForkServer.fork     ---- one end of it ---->  fork  --------------->
+The fork server has imported what children need, so that each starts in milliseconds. It is ours and
+not multiprocessing's "forkserver", which imports the main script, with its torch, in every child.
 
-Env workers die with it, and it ends them and itself when the pool's process is gone, even by
-SIGKILL. It is ours and not multiprocessing's "forkserver", which imports the main script, with its
-torch, in every child. It never runs user code.
+Invariant: every child that was started is reported once, by `Child.ended`, when it and all that it
+started are gone; also where the fork server itself has died.
 """
 
 import contextlib
 import json
 import os
 import signal
+import socket
+import struct
+import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from multiprocessing.connection import Connection, Pipe
-from multiprocessing.reduction import send_handle
-from subprocess import DEVNULL, Popen
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from custom.confine import Limits, kill_tree
-from workers.environments.fork_server_process import FORK
-from workers.environments.reply import WorkerLost
+from workers.environments import fork_server_process
+from workers.environments.fork_server_process import (
+    LENGTH,
+    environment_of,
+    frame_of,
+    kill_family,
+)
 
-# The longest that the fork server may take to answer; its start is slow on a busy machine.
-ANSWER_S = 60.0
-# The program of the fork server's process.
-START = """
-import json, sys
-arguments = json.loads(sys.argv[1])
-sys.path[:] = arguments.pop("path")
-from workers.environments.fork_server_process import run_fork_server
-run_fork_server(**arguments)
-"""
+SCRIPT = str(Path(fork_server_process.__file__))
+# The longest that a request may wait for a fork server that does not read, in whole seconds.
+SEND_S = 20
+# The longest wait for the thread that reads, behind the end of what it reads, in seconds.
+JOIN_S = 5.0
+
+
+class CannotFork(RuntimeError):
+    """Reports that there is no process for a child."""
+
+
+class ForkServerLost(CannotFork):
+    """Reports that the fork server has died, and its children with it."""
+
+
+def pending() -> "Future[Any]":
+    """Makes a future that nobody can cancel."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+@dataclass(eq=False, frozen=True, kw_only=True)
+class Child:
+    """Describes a process that a fork server forks.
+
+    Attributes:
+        mark: an entry of the environment of what it starts, by which that is known; "": none.
+        started: its process id, or CannotFork.
+        ended: its exit code, negative for a signal, or ForkServerLost.
+    """
+
+    id: int
+    server: "ForkServer"
+    mark: str
+    started: "Future[int]" = field(default_factory=pending)
+    ended: "Future[int]" = field(default_factory=pending)
+
+    def kill(self) -> None:
+        """Kills it with all that it started; may be called at any time, from any thread."""
+        if not self.ended.done():
+            # One that is gone has ended all children.
+            with contextlib.suppress(ForkServerLost):
+                self.server.send({"kill": self.id})
 
 
 class ForkServer:
-    """Asks the fork server for processes; starts it with the first, and again should it have died.
+    """Forks children from a process that has imported some modules; any thread may call.
 
     Args:
-        libraries: those of each spec, which are imported ahead.
-        limits: what each of them may have.
+        child_file: says what a child does; see fork_server_process.py.
+        modules: what is imported beforehand.
+        python: the interpreter, and options of its own behind it.
+        path: the path of modules; None: the interpreter's own.
+        variables: further environment variables of the interpreter that imports.
+
+    Attributes:
+        ready: why modules could not be imported, by name, once children can start.
+        is_lost: the process has died; it starts nothing more.
     """
 
-    def __init__(self, libraries: Iterable[Sequence[str]], limits: Limits) -> None:
-        self._preload = sorted({name for of_spec in libraries for name in of_spec})
-        self._limits = limits
-        self._lock = threading.Lock()
-        self._process: Popen[bytes] | None = None
-        # Requests go out, which are FORK or the id of a process to end; answers come back, which
-        # are a process id, minus an error number, or an exit code.
-        self._control: Connection | None = None
-
-    def fork(self) -> tuple[int, Connection]:
-        """Forks an env worker; returns its process id and a connection to it. Raises WorkerLost."""
-        ours, theirs = Pipe()
-        with self._lock, theirs:
-            pid = self._ask_for_process(theirs)
-            if pid is None:
-                # That it died is only noticed by asking it.
-                pid = self._ask_for_process(theirs)
-        if pid is not None and pid > 0:
-            return pid, ours
-        ours.close()
-        why = "the fork server died" if pid is None else os.strerror(-pid)
-        raise WorkerLost(f"no process for an environment: {why}")
-
-    def reap(self, pid: int) -> str:
-        """Kills the env worker and its group if they live; returns how it ended."""
-        with self._lock:
-            code = self._ask(pid)
-        if code is None:
-            return "with the process that forked it"
-        if code < 0:
-            return f"signal {signal.Signals(-code).name}"
-        return f"exit code {code}"
-
-    def stop(self) -> None:
-        """Ends the fork server and every env worker that is left, with whatever those started."""
-        with self._lock:
-            if self._process is not None and self._process.poll() is None:
-                kill_tree(self._process.pid)
-                self._process.wait()
-            if self._control is not None:
-                self._control.close()
-
-    def _start(self) -> None:
-        """Starts the fork server's process, in a session of its own."""
-        if self._control is not None:
-            self._control.close()
-        self._control, theirs = Pipe()
+    def __init__(
+        self,
+        child_file: Path,
+        *,
+        modules: Sequence[str] = (),
+        python: Sequence[str] = (sys.executable,),
+        path: Sequence[str] | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.ready: Future[dict[str, str]] = pending()
+        self.is_lost = False
+        self._children: dict[int, Child] = {}
+        self._count = 0
+        self._sending = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        # One that has been stopped reads nothing.
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0)
+        )
         with theirs:
             arguments = {
-                "path": sys.path,
                 "control_fd": theirs.fileno(),
-                "limits": asdict(self._limits),
-                "preload": self._preload,
+                "child_file": str(child_file),
+                "path": None if path is None else list(path),
+                "modules": list(modules),
             }
-            # Games go by the order of sets: equal seeds are to give equal games in every run.
-            environment = {"PYTHONHASHSEED": "0"} | os.environ
-            self._process = Popen(
-                [sys.executable, "-u", "-c", START, json.dumps(arguments)],
+            self._process = subprocess.Popen(
+                [*python, SCRIPT, json.dumps(arguments)],
                 pass_fds=[theirs.fileno()],
-                stdin=DEVNULL,
+                stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=environment,
+                # What goes by the order of sets is to be equal in every run.
+                env={"PYTHONHASHSEED": "0"} | os.environ | dict(variables or {}),
             )
+        self._reader = threading.Thread(target=self._read, name="fork server", daemon=True)
+        self._reader.start()
 
-    def _ask_for_process(self, connection: Connection) -> int | None:
-        """Asks for a process that is served over `connection`; returns its id, as `_ask` does."""
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        return self._ask(FORK, connection)
+    def start(self, request: dict[str, Any], files: Sequence[int], mark: str = "") -> Child:
+        """Has a child forked; its files remain the caller's to close. Raises ForkServerLost.
 
-    def _ask(self, request: int, connection: Connection | None = None) -> int | None:
-        """Sends a request, and the connection that belongs to it; returns the answer.
-
-        None where the fork server is gone, or gives no answer in time: it is killed then.
+        Args:
+            request: what the child file's `run` is given, with the files.
+            mark: see `Child`.
         """
-        if self._control is None or self._process is None:
-            return None
-        with contextlib.suppress(OSError, EOFError):
-            self._control.send(request)
-            if connection is not None:
-                send_handle(self._control, connection.fileno(), self._process.pid)
-            if self._control.poll(ANSWER_S):
-                return self._control.recv()
-        # An answer that comes late would be taken for the next one's.
-        self._process.kill()
+        with self._sending:
+            self._count += 1
+            child = Child(id=self._count, server=self, mark=mark)
+        # Before it is asked for: the answer may come at once.
+        self._children[child.id] = child
+        try:
+            self.send({"id": child.id, "mark": mark, "request": request}, files)
+        except ForkServerLost:
+            self._children.pop(child.id, None)
+            raise
+        return child
+
+    def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
+        """Sends a message, and the files that belong to it. Raises ForkServerLost."""
+        try:
+            with self._sending:
+                # A child may have stopped it.
+                self._process.send_signal(signal.SIGCONT)
+                socket.send_fds(self._socket, [b"+"], files)
+                self._socket.sendall(frame_of(message))
+        except OSError as error:
+            self.is_lost = True
+            # The rest of a frame would be taken for another.
+            self._process.kill()
+            raise ForkServerLost(f"the fork server is gone: {error}") from None
+
+    def stop(self) -> None:
+        """Ends the fork server and every child that is left, with whatever those started."""
+        if self._process.poll() is None:
+            kill_family(self._process.pid)
         self._process.wait()
-        return None
+        self._reader.join(JOIN_S)
+        self._socket.close()
+
+    def _read(self) -> None:
+        """Reads what the fork server says, until it is gone."""
+        with contextlib.suppress(OSError):
+            for message in self._messages():
+                self._take(message)
+        self._lose_all()
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        """Reads frames, until the last whole one."""
+        with self._socket.makefile("rb") as stream:
+            while True:
+                head = stream.read(LENGTH.size)
+                if len(head) < LENGTH.size:
+                    return
+                (length,) = LENGTH.unpack(head)
+                data = stream.read(length)
+                if len(data) < length:
+                    return
+                yield json.loads(data)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        """Takes in one message."""
+        if "ready" in message:
+            self.ready.set_result(message["ready"])
+        elif "pid" in message:
+            self._children[message["id"]].started.set_result(message["pid"])
+        elif "error" in message:
+            error = CannotFork(message["error"])
+            self._children.pop(message["id"]).started.set_exception(error)
+        else:
+            self._children.pop(message["id"]).ended.set_result(message["code"])
+
+    def _lose_all(self) -> None:
+        """Reports every child as ended, as they end with their fork server."""
+        self.is_lost = True
+        lost = list(self._children.values())
+        kill_marked({child.mark for child in lost if child.mark})
+        error = ForkServerLost("the fork server died")
+        futures: list[Future[Any]] = [self.ready]
+        for child in lost:
+            futures += [child.started, child.ended]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+
+
+def kill_marked(marks: set[str]) -> None:
+    """Kills what children of these marks have started, where their fork server no longer does."""
+    if not marks or sys.platform != "linux":
+        return
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and marks & environment_of(int(entry.name)):
+            kill_family(int(entry.name))

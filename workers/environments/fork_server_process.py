@@ -1,116 +1,325 @@
-"""The fork server's own process, and the processes of env workers that it forks.
+"""The fork server's own process: it imports modules once, then forks children, ends and reaps them.
 
-Invariant: what an env worker left behind ends with it, and nothing here outlives the pool's
-process: the fork server adopts orphans, ends them, and is killed with its parent's end; env workers
-die with the fork server. User code runs in env workers only.
+    python fork_server_process.py ARGUMENTS          (JSON, see `main`)
+
+It runs under any interpreter, on the standard library alone. Its child file has a function
+`run(request, files) -> exit code`, which a forked child calls, and may have `prepare(modules)`,
+which is called once, behind the imports. Frames on the control socket are JSON behind their length;
+a byte before each frame of a request carries the files of a start.
+
+    to it      {"id", "mark", "request"}    {"kill": id}
+    from it    {"ready": {MODULE: error}}   {"id", "pid"} or {"id", "error"}   {"id", "code"}
+
+Invariant: nothing that a child started outlives it: this process adopts orphans and kills them. A
+mark is an entry NAME=VALUE of the environment of what a child starts, by which an orphan is known
+to belong to a child that still runs. Nothing here outlives the process that started it, whose end
+closes the socket; and children die with this process.
 """
 
-import contextlib
+import ctypes
 import gc
 import importlib
+import importlib.util
+import json
 import os
+import random
+import select
 import signal
+import socket
+import struct
+import sys
 import traceback
-from collections.abc import Sequence, Set
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
-from typing import Any
+from contextlib import suppress
+from types import ModuleType
+from typing import Any, NoReturn
 
-import numpy as np
-import psutil
-
-from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
-from workers.environments.server import EnvServer
-
-# The request for a new process; any other is the id of a process to end.
-FORK = 0
-# How often the fork server looks whether the pool's process is gone.
+# Options of Linux's prctl.
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+LENGTH = struct.Struct("<I")
+# The C library, opened once for all children.
+LIBC = ctypes.CDLL(None)
+# Linux lists children here, unless its kernel was built without that.
+LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
+# Files that may come with a start.
+MAX_FILES = 8
+# So often children that start children are looked for again.
+MAX_HUNTS = 100
+# The longest wait for a signal or a frame, after which the parent is looked at, in seconds.
 LOOK_S = 1.0
-# The longest that a killed process may take to end.
-REAP_S = 1.0
 
 
-def run_fork_server(control_fd: int, limits: dict[str, Any], preload: Sequence[str]) -> None:
-    """Forks and reaps until the pool's process is gone.
+class ForkServerProcess:
+    """Forks and ends children as the frames on a socket say.
 
     Args:
-        control_fd: the socket of requests and answers.
-        limits: the fields of each env worker's `Limits`.
-        preload: modules that are imported before the first fork.
+        control: the socket.
+        child: the module of the child file.
+        failures: why modules could not be imported, by name.
     """
-    parent = os.getppid()
-    workers: set[int] = set()
-    adopt_orphans()
-    control = Connection(control_fd)
-    # Every agent needs the first; the second reads a spec that was pickled by value.
-    for name in ("custom.agent", "cloudpickle", *preload):
-        # A worker that needs it says what is wrong.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-    # Loaded modules stay shared between the workers.
-    gc.freeze()
-    with contextlib.suppress(OSError, EOFError):
-        while os.getppid() == parent:
-            if not control.poll(LOOK_S):
-                continue
-            request = control.recv()
-            if request == FORK:
-                answer = fork_worker(control, Limits(**limits))
-                workers.add(answer)
-            else:
-                answer = reap_worker(request)
-                workers.discard(request)
-                end_orphans(workers)
-            control.send(answer)
-    end_orphans(set())
 
+    def __init__(self, control: socket.socket, child: ModuleType, failures: dict[str, str]) -> None:
+        self.control = control
+        self.child = child
+        self.failures = failures
+        # By process ids of the children that run.
+        self.ids: dict[int, int] = {}
+        self.marks: dict[int, str] = {}
+        self.pid = os.getpid()
+        self.parent = os.getppid()
+        self.woken, self.wakes = os.pipe()
 
-def fork_worker(control: Connection, limits: Limits) -> int:
-    """Forks an env worker; returns its process id, or minus the error number."""
-    fork_server = os.getpid()
-    with Connection(recv_handle(control)) as connection:
+    def run(self) -> None:
+        """Serves until the socket is closed, then ends every child."""
+        os.set_blocking(self.woken, False)
+        os.set_blocking(self.wakes, False)
+        signal.set_wakeup_fd(self.wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with suppress(OSError, EOFError):
+            self.send({"ready": self.failures})
+            while os.getppid() == self.parent:
+                files = [self.control.fileno(), self.woken]
+                ready, _, _ = select.select(files, [], [], LOOK_S)
+                if self.woken in ready:
+                    with suppress(BlockingIOError):
+                        os.read(self.woken, 4096)
+                self.reap()
+                if self.control.fileno() in ready:
+                    self.serve()
+        for pid in self.ids:
+            kill_family(pid)
+        for pid in children(self.pid):
+            kill_family(pid)
+
+    def serve(self) -> None:
+        """Reads a request and does it. Raises EOFError where nobody asks any more."""
+        byte, files, _, _ = socket.recv_fds(self.control, 1, MAX_FILES)
+        if not byte:
+            raise EOFError
+        for file in files:
+            os.set_inheritable(file, False)
+        (length,) = LENGTH.unpack(self.read(LENGTH.size))
+        message = json.loads(self.read(length))
+        if "kill" not in message:
+            self.start(message, files)
+            return
+        for pid, number in self.ids.items():
+            if number == message["kill"]:
+                kill_family(pid)
+
+    def start(self, message: dict[str, Any], files: list[int]) -> None:
+        """Forks a child, which does not return from here."""
         try:
             pid = os.fork()
         except OSError as error:
-            return -(error.errno or 1)
-        if pid:
-            return pid
+            close_all(files)
+            self.send({"id": message["id"], "error": os.strerror(error.errno or 1)})
+            return
+        if pid == 0:
+            self.become_child(message["request"], files)
+        close_all(files)
+        self.ids[pid] = message["id"]
+        self.marks[pid] = message["mark"]
+        self.send({"id": message["id"], "pid": pid})
+
+    def become_child(self, request: dict[str, Any], files: list[int]) -> NoReturn:
+        """Does what the child file says, in a session of its own, and ends without cleaning up."""
+        code = 1
         try:
-            run_worker(control, connection, fork_server, limits)
+            self.leave_fork_server()
+            code = self.child.run(request, files)
         except BaseException:
             traceback.print_exc()
         finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
             # Not through the frames of the fork server.
-            os._exit(0)
+            os._exit(code)
+
+    def leave_fork_server(self) -> None:
+        """Parts a forked child from what is the fork server's."""
+        os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The fork server may have ended before that took effect.
+        if os.getppid() != self.pid:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.control.close()
+        close_all([self.woken, self.wakes])
+        draw_anew()
+
+    def reap(self) -> None:
+        """Tells of the children that have ended, once what they left behind is gone."""
+        ended: dict[int, int] = {}
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid in self.ids:
+                    ended[pid] = os.waitstatus_to_exitcode(status)
+        for pid, code in ended.items():
+            del self.marks[pid]
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+            self.kill_leftovers()
+            self.send({"id": self.ids.pop(pid), "code": code})
+
+    def kill_leftovers(self) -> None:
+        """Kills the orphans that belong to no child that still runs."""
+        marks = set(self.marks.values())
+        for _ in range(MAX_HUNTS):
+            orphans = [pid for pid in children(self.pid) if pid not in self.ids]
+            leftovers = [pid for pid in orphans if not marks & environment_of(pid)]
+            if not leftovers:
+                return
+            for pid in leftovers:
+                kill_family(pid)
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+    def read(self, length: int) -> bytes:
+        """Reads so many bytes of a frame."""
+        data = b""
+        while len(data) < length:
+            block = self.control.recv(length - len(data))
+            if not block:
+                raise EOFError
+            data += block
+        return data
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a frame."""
+        self.control.sendall(frame_of(message))
 
 
-def run_worker(
-    control: Connection, connection: Connection, fork_server: int, limits: Limits
-) -> None:
-    """Serves one agent, in the env worker's process."""
-    os.setpgid(0, 0)
-    die_with_parent()
-    # It may have ended before that took effect.
-    if os.getppid() != fork_server:
-        return
-    control.close()
-    adopt_orphans()
-    confine(limits)
-    # Or all workers would draw alike.
-    np.random.seed()
-    EnvServer().serve(connection)
+def frame_of(message: dict[str, Any]) -> bytes:
+    """Returns a message as it travels: JSON behind its length."""
+    data = json.dumps(message).encode()
+    return LENGTH.pack(len(data)) + data
 
 
-def end_orphans(workers: Set[int]) -> None:
-    """Ends what env workers left behind: the fork server's children that are no worker."""
-    for child in psutil.Process().children():
-        if child.pid not in workers:
-            reap_worker(child.pid)
+def draw_anew() -> None:
+    """Seeds this process by the system: all children would draw alike."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
 
 
-def reap_worker(pid: int) -> int:
-    """Ends an env worker; returns its exit code, negative for a signal."""
-    kill_tree(pid)
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).wait(REAP_S)
-    return -signal.SIGKILL
+def children(pid: int) -> list[int]:
+    """Lists the children of a process."""
+    found: list[int] = []
+    if not LISTS_CHILDREN:
+        # Whoever lacks psutil is left with groups of processes.
+        with suppress(Exception):
+            psutil = importlib.import_module("psutil")
+            found += [child.pid for child in psutil.Process(pid).children()]
+        return found
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += [int(word) for word in file.read().split()]
+    return found
+
+
+def environment_of(pid: int) -> set[str]:
+    """Returns the entries NAME=VALUE of the environment with which a process was started."""
+    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        entries = file.read().decode("utf-8", "replace").split("\0")
+        return {entry for entry in entries if entry}
+    return set()
+
+
+def kill_family(pid: int) -> None:
+    """Kills a process, its group and all that descends from it.
+
+    They are stopped first, so that none starts others meanwhile.
+    """
+    stopped: set[int] = set()
+    for _ in range(MAX_HUNTS):
+        family = family_of(pid)
+        if family <= stopped:
+            break
+        for member in family - stopped:
+            with suppress(OSError):
+                os.kill(member, signal.SIGSTOP)
+        stopped |= family
+    for member in stopped:
+        with suppress(OSError):
+            os.kill(member, signal.SIGKILL)
+    with suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def family_of(pid: int) -> set[int]:
+    """Returns a process and all that descends from it."""
+    family = {pid}
+    parents = [pid]
+    while parents:
+        found = set(children(parents.pop())) - family
+        family |= found
+        parents += found
+    return family
+
+
+def close_all(files: list[int]) -> None:
+    """Closes files by their numbers."""
+    for file in files:
+        os.close(file)
+
+
+def prctl(option: int, value: int) -> None:
+    """Sets an option of this process, on Linux."""
+    if sys.platform == "linux":
+        LIBC.prctl(option, value)
+
+
+def load(file: str) -> ModuleType:
+    """Loads a module from its file, whatever the path of modules is."""
+    spec = importlib.util.spec_from_file_location(os.path.basename(file)[: -len(".py")], file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    """Imports what is named, then serves.
+
+    The arguments are a JSON object:
+        control_fd: the number of the control socket.
+        child_file: the file that says what a child does.
+        path: the path of modules; null: the interpreter's own, behind the working directory.
+        modules: imported beforehand.
+    """
+    arguments = json.loads(sys.argv.pop())
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    # A child may have stopped this process, which then sees its parent's end all the same.
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+    control = socket.socket(fileno=arguments["control_fd"])
+    # A child that had it could speak for others, and hold it open behind this process's end.
+    control.set_inheritable(False)
+    # None from beside this file.
+    sys.path[0] = os.getcwd()
+    if arguments["path"] is not None:
+        sys.path[:] = arguments["path"]
+    failures: dict[str, str] = {}
+    for name in arguments["modules"]:
+        try:
+            importlib.import_module(name)
+        # Whoever asked for it says so; a module may be a script that ends.
+        except (Exception, SystemExit) as error:
+            failures[name] = repr(error)
+    child = load(arguments["child_file"])
+    if "prepare" in vars(child):
+        child.prepare(arguments["modules"])
+    gc.collect()
+    # Loaded modules stay shared with the children.
+    gc.freeze()
+    ForkServerProcess(control, child, failures).run()
+
+
+if __name__ == "__main__":
+    main()

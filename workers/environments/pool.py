@@ -36,7 +36,7 @@ from custom.env_calls import Abandoned
 from custom.model_usage import USAGE
 from custom.trial import MAX_TRIAL_S
 from workers.environments.calls import Answer, Answers, PendingCall, Slot, users_line
-from workers.environments.fork_server import ForkServer
+from workers.environments.env_processes import EnvProcesses
 from workers.environments.names import CannotBuild, environment_name
 from workers.environments.reply import Call, StepReply, WorkerLost, crashed, held_up, overdue
 from workers.environments.workers import Isolation, make_worker, pickled
@@ -104,7 +104,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         if isolation != "thread":
             self._specs = [pickled(spec) for spec in specs]
         self._names = [environment_name(spec.source) for spec in specs]
-        self._fork_server = ForkServer((spec.libraries for spec in specs), limits or Limits())
+        self._processes = EnvProcesses((spec.libraries for spec in specs), limits or Limits())
         self._replies: SimpleQueue[Answer] = SimpleQueue() if replies is None else replies
         # The slots whose threads live; nobody kills a worker whose thread has left them.
         self._slots: set[Slot] = set()
@@ -263,7 +263,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             self._stopped = True
             self._nearer.notify()
         self._thread.join()
-        self._fork_server.stop()
+        self._processes.stop()
 
     def _begin_episode(
         self,
@@ -306,7 +306,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             self._begin_calls()
 
     def _new_slot(self, spec_index: int) -> Slot:
-        slot = Slot(spec_index, make_worker(self.isolation, self._fork_server))
+        slot = Slot(spec_index, make_worker(self.isolation, self._processes))
         slot.thread = threading.Thread(
             target=self._serve, args=(slot,), name="environment", daemon=True
         )

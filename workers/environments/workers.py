@@ -11,15 +11,13 @@ import logging
 import pickle
 import threading
 from abc import ABC, abstractmethod
-from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import cloudpickle
 
-from custom.confine import kill_tree
 from custom.env_calls import Abandoned
 from workers.environments.clock import STALE_S, TaskClock
-from workers.environments.fork_server import ForkServer
+from workers.environments.env_processes import EnvProcess, EnvProcesses
 from workers.environments.reply import Call, StepReply, WorkerLost, read_reply
 from workers.environments.server import EnvServer
 
@@ -104,30 +102,29 @@ class ProcessWorker(EnvWorker):
     What the environment starts ends with it.
     """
 
-    def __init__(self, fork_server: ForkServer) -> None:
+    def __init__(self, processes: EnvProcesses) -> None:
         super().__init__()
-        self._fork_server = fork_server
-        self._connection: Connection | None = None
-        self._pid: int | None = None
+        self._processes = processes
+        self._process: EnvProcess | None = None
         self._killed = False
-        # Nobody signals a process id that has been given back.
-        self._lock = threading.Lock()
+        self._lost = False
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Sends the call to the process, which is forked at the first, and waits for the reply."""
-        if self._connection is None:
-            self._pid, self._connection = self._fork_server.fork()
+        if self._process is None:
+            self._process = self._processes.fork()
         if self._killed:
             raise WorkerLost("killed before it was ready")
+        connection = self._process.connection
         try:
             # Before sending: a process that does not read holds up who sends much.
-            self.clock.begin(str(self._pid))
-            self._connection.send_bytes(pickle.dumps((kind, args), pickle.HIGHEST_PROTOCOL))
-            return read_reply(self._connection.recv_bytes())
+            self.clock.begin(str(self._process.pid))
+            connection.send_bytes(pickle.dumps((kind, args), pickle.HIGHEST_PROTOCOL))
+            return read_reply(connection.recv_bytes())
         except (EOFError, OSError):
-            raise WorkerLost(
-                f"the environment's process ended during {kind} ({self._release()})"
-            ) from None
+            self._lost = True
+            how = self._process.reap()
+            raise WorkerLost(f"the environment's process ended during {kind} ({how})") from None
         finally:
             self.clock.end()
 
@@ -135,33 +132,24 @@ class ProcessWorker(EnvWorker):
         """Returns the seconds on the clock of the process's first thread; 0 before the call."""
         # The connection may be closed meanwhile.
         with contextlib.suppress(OSError):
-            if self._connection is not None and not self._connection.poll(0):
+            if self._process is not None and not self._process.connection.poll(0):
                 return super().ran()
         return 0.0
 
     def kill(self) -> None:
         """Kills the process with whatever it started."""
-        with self._lock:
-            self._killed = True
-            if self._pid is not None:
-                kill_tree(self._pid)
+        self._killed = True
+        if self._process is not None:
+            self._process.kill()
 
     def end(self) -> None:
         """Closes the agent and ends the process."""
-        if self._pid is not None:
+        if self._process is None:
+            return
+        if not self._lost:
             super().end()
-        self._release()
-        if self._connection is not None:
-            self._connection.close()
-
-    def _release(self) -> str:
-        """Gives the process id back; returns how the process ended."""
-        with self._lock:
-            pid = self._pid
-            self._pid = None
-        if pid is None:
-            return ""
-        return self._fork_server.reap(pid)
+        self._process.reap()
+        self._process.connection.close()
 
 
 class RayWorker(EnvWorker):
@@ -203,10 +191,10 @@ class RayWorker(EnvWorker):
         self.kill()
 
 
-def make_worker(kind: Isolation, fork_server: ForkServer) -> EnvWorker:
+def make_worker(kind: Isolation, processes: EnvProcesses) -> EnvWorker:
     """Makes an env worker of that kind; its process or actor starts with the first call."""
     if kind == "process":
-        return ProcessWorker(fork_server)
+        return ProcessWorker(processes)
     if kind == "ray":
         return RayWorker()
     return ThreadWorker()

@@ -73,7 +73,8 @@ def nothing_is_left() -> Iterator[None]:
     until = time.monotonic() + 5
     left = ["?"]
     while left and time.monotonic() < until:
-        left = [command for command in descendants() if "faulty" in command or "preload" in command]
+        words = ("faulty", "fork_server_process")
+        left = [command for command in descendants() if any(word in command for word in words)]
         time.sleep(0.05)
     assert not left
 

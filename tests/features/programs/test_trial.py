@@ -100,7 +100,7 @@ print(float(call["function"]["name"] == "add"))
 def test_a_traceback_of_a_forked_program_has_its_own_frames_alone(tried: Any) -> None:
     [problem] = tried("ask()\nprnt(1.0)", preload=("json",))
     assert "mine.py" in problem and "NameError" in problem
-    assert "preload.py" not in problem and "runpy" not in problem
+    assert "program_process.py" not in problem and "runpy" not in problem
 
 
 def test_a_module_that_cannot_be_preloaded_is_refused_with_its_cause(
