@@ -29,4 +29,6 @@ def runnable(tmp_path: Path) -> list[str]:
         f"data.val_files={tmp_path / 'val.jsonl'}",
         f"{ROLLOUT}.name=hf",
         f"trainer.default_local_dir={tmp_path / 'run'}",
+        # The other loggers are a feature's.
+        "trainer.logger=[console]",
     ]
