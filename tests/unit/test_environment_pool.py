@@ -228,7 +228,8 @@ def test_instant_calls_are_timed_without_a_look_at_what_their_thread_waited(
             assert ask(pool, "a", "say x").seconds < 0.5
         assert looks.total() < 20
         looks.clear()
-        assert ask(pool, "a", "sleep 0.1").seconds >= 0.09 and looks.total() >= 1
+        # Less what the thread waited for a processor, which a busy machine makes longer.
+        assert ask(pool, "a", "sleep 0.2").seconds >= 0.1 and looks.total() >= 1
 
 
 def test_calls_that_sleep_begin_together_though_threads_wake_in_pace() -> None:
