@@ -21,8 +21,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conftest import PROJECT
-
+PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = (
     "configs/quickstart.yaml",
     "trainer.total_training_steps=12",
