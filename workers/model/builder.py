@@ -21,6 +21,7 @@ from data.turn_tokens import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
 from training.config.schema.reward import ScoringModelConfig
 from workers.model.lora import add_adapters
+from workers.model.training_pass import learn_all_embeddings
 from workers.ranks.process_groups import rank, world_size
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -176,6 +177,7 @@ class ModelSpec:
     def _prepare(self, model: nn.Module, trainable: bool) -> nn.Module:
         """Sets gradients, dropout, compute type, checkpointing and device of a model."""
         model.requires_grad_(trainable)
+        learn_all_embeddings(model)
         for module in model.modules():
             # Dropout makes old and new log-probs, or values, differ where nothing changed.
             if isinstance(module, nn.Dropout):

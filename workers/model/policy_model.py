@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from training.batch.head import EntropyMode, head_log_probs
 from workers.model.logit_form import logit_form
 from workers.model.packing import ForwardBatch
+from workers.model.training_pass import learn_all_embeddings
 
 # Logits that exist at a time, at two bytes each; under this nothing is recomputed.
 LOGITS_CHUNK_BYTES = 1 << 28
@@ -28,6 +29,7 @@ class PolicyValueModel(nn.Module):
 
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
+        learn_all_embeddings(lm)
         self.lm = lm
         hidden_size = lm.config.get_text_config().hidden_size
         self.value_head = nn.Linear(hidden_size, 1, bias=False, device=lm.device)
@@ -74,6 +76,7 @@ class PolicyModel(nn.Module):
 
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
+        learn_all_embeddings(lm)
         self.value_head: nn.Module | None
         if isinstance(lm, PolicyValueModel):
             self.lm = lm.lm
@@ -124,6 +127,7 @@ class ValueModel(nn.Module):
 
     def __init__(self, transformer: nn.Module) -> None:
         super().__init__()
+        learn_all_embeddings(transformer)
         self.transformer = transformer
 
     def forward(self, batch: ForwardBatch) -> list[Tensor]:
