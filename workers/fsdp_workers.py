@@ -31,7 +31,7 @@ from workers.model.loss_fields import (
     POLICY_AND_VALUE_UPDATE_FIELDS,
     POLICY_UPDATE_FIELDS,
 )
-from workers.model.packing_check import check_forward
+from workers.model.packing_check import check_forward, check_training
 from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.model.probe_set import ReadProbes, SyncProbes
 from workers.model.probes_of_run import open_read_probes, open_sync_probes
@@ -138,6 +138,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         )
         if trainable:
             check_forward(lm)
+            check_training(lm)
         if trainable and self.config.critic.share_backbone:
             lm = PolicyValueModel(lm)
         model = PolicyModel(lm)

@@ -21,7 +21,11 @@ from data.turn_tokens import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
 from training.config.schema.reward import ScoringModelConfig
 from workers.model.lora import add_adapters
-from workers.model.training_pass import learn_all_embeddings
+from workers.model.training_pass import (
+    checkpoint_gradients,
+    learn_all_embeddings,
+    set_training,
+)
 from workers.ranks.process_groups import rank, world_size
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -175,24 +179,20 @@ class ModelSpec:
             )
 
     def _prepare(self, model: nn.Module, trainable: bool) -> nn.Module:
-        """Sets gradients, dropout, compute type, checkpointing and device of a model."""
+        """Sets gradients, compute type, checkpointing, device and mode of a model."""
         model.requires_grad_(trainable)
         learn_all_embeddings(model)
         for module in model.modules():
-            # Dropout makes old and new log-probs, or values, differ where nothing changed.
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
             if list(module.parameters(recurse=False)):
                 module.register_forward_hook(_cast_output)
         if trainable and self._checkpoints_gradients():
-            model.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+            checkpoint_gradients(model)
         # Of several ranks sharding moves each layer's part to the device; the whole might not fit
         # there.
         if world_size() == 1:
             model = model.to(self.device)
-        return model.train(trainable)
+        set_training(model, trainable)
+        return model
 
     def _checkpoints_gradients(self) -> bool:
         if isinstance(self.config, ScoringModelConfig):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from training.batch.head import EntropyMode, head_log_probs
 from workers.model.logit_form import logit_form
 from workers.model.packing import ForwardBatch
-from workers.model.training_pass import learn_all_embeddings
+from workers.model.training_pass import learn_all_embeddings, set_training
 
 # Logits that exist at a time, at two bytes each; under this nothing is recomputed.
 LOGITS_CHUNK_BYTES = 1 << 28
@@ -40,6 +40,12 @@ class PolicyValueModel(nn.Module):
         """Loads a language model by folder or hub name, in float32; `options` are transformers'."""
         options = {"dtype": torch.float32} | options
         return cls(AutoModelForCausalLM.from_pretrained(path, **options))
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches training on or off, without what is random in it; see training_pass.py."""
+        set_training(self, mode)
+        self.training = mode
+        return self
 
     def forward(
         self,
@@ -92,6 +98,12 @@ class PolicyModel(nn.Module):
             return self.lm
         return self
 
+    def train(self, mode: bool = True) -> Self:
+        """Switches training on or off, without what is random in it; see training_pass.py."""
+        set_training(self, mode)
+        self.training = mode
+        return self
+
     def forward(self, batch: ForwardBatch, entropy: EntropyMode = "none") -> list[Tensor]:
         """Computes log-probs and what else is asked for of the sampled tokens.
 
@@ -129,6 +141,12 @@ class ValueModel(nn.Module):
         super().__init__()
         learn_all_embeddings(transformer)
         self.transformer = transformer
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches training on or off, without what is random in it; see training_pass.py."""
+        set_training(self, mode)
+        self.training = mode
+        return self
 
     def forward(self, batch: ForwardBatch) -> list[Tensor]:
         """Computes the values of the states before sampled tokens, (N,) float32."""
