@@ -23,6 +23,7 @@ from training.config import ActorRolloutRefConfig, BatchPlan, FSDPConfig, PPOCon
 from workers.agent_rollout import AgentRollout
 from workers.critic_worker import CriticWorker as CriticWorker
 from workers.dp_actor import DataParallelPPOActor
+from workers.model import state as model_state
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
 from workers.model.forward_settings import ForwardSettings, forward_settings
 from workers.model.lora import adapter_export, without_adapters
@@ -89,6 +90,9 @@ class ActorRolloutRefWorker(TrainingWorker):
         model, settings = self.load_policy(section.fsdp_config, self.spec, trainable=True)
         self._make_trainable(model, model.trained, section, total_training_steps, role="actor")
         self.tokenizer = self.spec.tokenizer
+        # Before the first step, and not hours later.
+        if process_groups.rank() == 0:
+            model_state.try_settings(model.trained, self.tokenizer)
         self.actor = DataParallelPPOActor(
             section,
             model,

@@ -146,6 +146,25 @@ def test_weights_do_not_depend_on_which_token_pads(tiny_task, tmp_path, strip_pa
             assert torch.equal(tensor, expected), name
 
 
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_settings_that_cannot_be_saved_are_told_before_the_first_step(
+    tiny_task, tmp_path, lora_rank
+) -> None:
+    """As of models whose generation config names a temperature, and no sampling."""
+    model = model_that_pads_with(tiny_task, tmp_path, "<pad>")
+    file = model / "generation_config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "temperature": 0.6, "do_sample": False}))
+    path = f"actor_rollout_ref.model.path={model}"
+    lora = f"actor_rollout_ref.model.lora_rank={lora_rank}"
+    trainer = build_trainer(tiny_config(tiny_task, tmp_path / "run", path, lora))
+    try:
+        with pytest.raises(ValueError, match=r"no checkpoint could be saved.*temperature"):
+            trainer.init_workers()
+    finally:
+        trainer.shutdown()
+
+
 def test_ray_is_not_imported_by_the_local_launcher(tiny_task, tmp_path) -> None:
     import subprocess
     import sys

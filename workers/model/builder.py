@@ -71,13 +71,28 @@ class ModelSpec:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Lists the tokens that end a turn: the tokenizer's, and the generation config's."""
+        """Lists the tokens that end a turn: the tokenizer's, and the generation config's.
+
+        Where that one names none, or there is none, they are config.json's, as transformers and
+        engines take them; those of `model.override_config` go before either.
+        """
         tokens = [self.tokenizer.eos_token_id]
-        # A folder may have no generation_config.json.
-        with suppress(OSError):
-            generation = transformers.GenerationConfig.from_pretrained(self.path).eos_token_id
-            tokens += generation if isinstance(generation, list) else [generation]
+        own = self.config.override_config.get("eos_token_id")
+        tokens += _as_list(own) or self._generation_eos() or self._config_eos()
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+    def _generation_eos(self) -> list[int]:
+        """Lists the stop tokens of generation_config.json."""
+        # A folder may have none.
+        with suppress(OSError):
+            return _as_list(transformers.GenerationConfig.from_pretrained(self.path).eos_token_id)
+        return []
+
+    def _config_eos(self) -> list[int]:
+        """Lists the stop tokens that config.json itself names, not the defaults of its class."""
+        content, _ = transformers.PretrainedConfig.get_config_dict(self.path)
+        text_config = content.get("text_config") or {}
+        return _as_list(content.get("eos_token_id")) or _as_list(text_config.get("eos_token_id"))
 
     @property
     def pad_token_id(self) -> int:
@@ -198,6 +213,13 @@ class ModelSpec:
         if isinstance(self.config, ScoringModelConfig):
             return False
         return self.config.enable_gradient_checkpointing
+
+
+def _as_list(tokens: int | list[int] | None) -> list[int]:
+    """Makes a list of what a config names: one token, several or none."""
+    if tokens is None:
+        return []
+    return tokens if isinstance(tokens, list) else [tokens]
 
 
 def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:

@@ -140,7 +140,13 @@ def adapter_export(folder: Path, lm: nn.Module) -> Callable[[], None]:
 
     def write() -> None:
         if adapters:
-            lm.peft_config[NAME].save_pretrained(folder)
+            write_adapter_settings(folder, lm)
             save_file(adapters, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     return write
+
+
+def write_adapter_settings(folder: Path, lm: nn.Module) -> None:
+    """Writes peft's config of a language model's adapters, if it has any."""
+    if any(base_name(name) is None for name, _ in lm.named_parameters()):
+        lm.peft_config[NAME].save_pretrained(folder)
