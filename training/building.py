@@ -138,13 +138,12 @@ def _read_rows_with_tools(
     )
     tools = load_tools((*config.agent.tools, *tool_sources(config)))
     environment = DatasetRowEnvironment(data.prompt_key)
+    schemas = tools.schemas()
+    tools.close()
     lengths = []
-    try:
-        for row in rows:
-            beat("a prompt read")
-            lengths.append(len(tokens.prompt(environment.reset(**row), tools.schemas())))
-    finally:
-        tools.close()
+    for row in rows:
+        beat("a prompt read")
+        lengths.append(len(tokens.prompt(environment.reset(**row), schemas)))
     origins = [f"row {number} of {', '.join(files)}" for number in range(len(rows))]
     return keep_fitting(rows, lengths, origins, data)
 

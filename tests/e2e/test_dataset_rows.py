@@ -191,7 +191,7 @@ def test_rows_that_do_not_fit_beside_the_tools_are_dropped(
     assert caplog.text.count(f"dropped 4 of 8 prompts longer than {limit} tokens") == 2
 
     (tmp_path / "train.json").write_text(json.dumps(rows))
-    told = rf"row 1 of .*train.json: the prompt has \d+ tokens, .*\(3 more prompts are"
+    told = r"row 1 of .*train.json: the prompt has \d+ tokens, .*\(3 more prompts are"
     with pytest.raises(ValueError, match=told):
         build_trainer(replace(config, data=replace(config.data, filter_overlong_prompts=False)))
 

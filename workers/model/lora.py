@@ -39,8 +39,8 @@ def target_layers(lm: nn.Module, wanted: Sequence[str]) -> list[str]:
     Raises:
         ValueError: a target is no such layer; names those there are.
     """
-    linear_layers = set()
-    others = set()
+    linear_layers: set[str] = set()
+    others: set[str] = set()
     for name, module in lm.base_model.named_modules():
         if isinstance(module, nn.Linear | Conv1D):
             kinds = linear_layers if _is_plain(module) else others
