@@ -134,34 +134,11 @@ class RLHFDataset(Dataset):
         """
         rows = self.dataframe if dataframe is None else dataframe
         config = self.config
-        limit = config.max_prompt_length
-        if not config.filter_overlong_prompts and config.truncation != "error":
+        if not measures_prompts(config):
             return rows
         with ThreadPoolExecutor(config.filter_overlong_prompts_workers) as pool:
             lengths = list(pool.map(self._prompt_length, rows))
-        fitting = []
-        overlong = []
-        for row, length in zip(rows, lengths, strict=True):
-            if length <= limit:
-                fitting.append(row)
-            else:
-                overlong.append((row, length))
-        if overlong and not config.filter_overlong_prompts:
-            row, length = overlong[0]
-            raise overlong_error(_origin(row), length, limit, others=len(overlong) - 1)
-        if not fitting:
-            raise ValueError(
-                f"data.filter_overlong_prompts leaves no prompt: all {len(lengths)} are longer "
-                f"than data.max_prompt_length={limit}, the shortest has {min(lengths)} tokens; "
-                "raise it"
-            )
-        logger.info(
-            "dropped %d of %d prompts longer than %d tokens",
-            len(overlong),
-            len(lengths),
-            limit,
-        )
-        return fitting
+        return keep_fitting(rows, lengths, [_origin(row) for row in rows], config)
 
     def _build_messages(self, example: dict[str, Any]) -> Messages:
         """Returns a row's chat messages; may take columns out of the row, which is a copy."""
@@ -260,6 +237,48 @@ class RLHFDataset(Dataset):
         if self.require_ground_truth and not isinstance(row.get(scoring_key), str):
             return f"has no text under {scoring_key!r}, which chooses the scoring rule"
         return None
+
+
+def measures_prompts(config: Any) -> bool:
+    """Checks whether a `DataConfig` asks for prompts that fit, which are then measured."""
+    return config.filter_overlong_prompts or config.truncation == "error"
+
+
+def keep_fitting(
+    rows: Sequence[Any], lengths: Sequence[int], origins: Sequence[str], config: Any
+) -> list[Any]:
+    """Returns the rows whose prompts have at most `data.max_prompt_length` tokens.
+
+    Args:
+        lengths: tokens of each row's prompt.
+        origins: where each row comes from, for an error.
+    Raises:
+        ValueError: a prompt is too long and there is no filter, or none is left.
+    """
+    limit = config.max_prompt_length
+    fitting = []
+    overlong = []
+    for row, length, origin in zip(rows, lengths, origins, strict=True):
+        if length <= limit:
+            fitting.append(row)
+        else:
+            overlong.append((origin, length))
+    if overlong and not config.filter_overlong_prompts:
+        origin, length = overlong[0]
+        raise overlong_error(origin, length, limit, others=len(overlong) - 1)
+    if not fitting:
+        raise ValueError(
+            f"data.filter_overlong_prompts leaves no prompt: all {len(lengths)} are longer "
+            f"than data.max_prompt_length={limit}, the shortest has {min(lengths)} tokens; "
+            "raise it"
+        )
+    logger.info(
+        "dropped %d of %d prompts longer than %d tokens",
+        len(overlong),
+        len(lengths),
+        limit,
+    )
+    return fitting
 
 
 def _as_data_config(settings: Mapping[str, Any]) -> Any:

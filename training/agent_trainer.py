@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
@@ -34,6 +35,7 @@ from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
 from workers.agent_specs import agent_specs
 from workers.environments.names import environment_name, environment_source
+from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import SyncMultiTurnRollout
 from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout.kinds import EpisodeSpec
@@ -110,7 +112,10 @@ class AgentTrainer(RayPPOTrainer):
         self.open_run()
         dataset: Any = self.train_dataloader.dataset
         first_task = as_tasks([dataset[0]])["task"][0]
-        try_agents(self.config, self.specs, self.tokenizer, first_task)
+        model = self.config.actor_rollout_ref.model
+        # Those at which the run's engine stops sampling.
+        stops = ModelSpec(model, str(model.path), torch.device("cpu")).eos_token_ids
+        try_agents(self.config, self.specs, self.tokenizer, first_task, stops)
         super().init_workers()
         self.multi_turn_rollout = SyncMultiTurnRollout(
             self.rollout_wg, self.config, self.tokenizer, self.processor, specs=self.specs

@@ -3,26 +3,33 @@
 Invariant: `python main.py` and Python users come through here, so that both train the same.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from custom.envs.dataset_row import DatasetRowEnvironment
 from custom.model_usage import USAGE
+from custom.tools import load_tools
 from data.loading import load_extern_object
 from data.prompt_files import read_rows
-from data.rl_dataset import create_dataset
+from data.rl_dataset import create_dataset, keep_fitting, measures_prompts
+from data.turn_tokens import TurnTokens
+from data.watchdog import beat
 from training.agent_trainer import AgentTrainer
 from training.config import DataConfig, ModelConfig, PPOConfig
 from training.config.loader import ConfigError, read_config
 from training.config.resources.user_code import load_custom_algorithm
-from training.config.side_services import side_services
+from training.config.side_services import side_services, tool_sources
 from training.core_algos import load_built_in
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction, load_reward_manager
 from training.reward_trial import try_reward
 from workers.ranks.memory import keep_heap, limit_caches
+
+logger = logging.getLogger(__name__)
 
 # Arguments of the trainer's that bring an environment, or its agents.
 ACTING = frozenset({"specs", "agent_cls"})
@@ -69,7 +76,18 @@ def build_trainer(
     }
     for name, (files, most) in files_and_limits.items():
         if files and name not in arguments:
-            arguments[name] = _read_dataset(files, data, tokenizer, most, acts=acts)
+            if not acts:
+                arguments[name] = create_dataset(files, data, tokenizer, None, most)
+            elif config.plays_dataset_rows and not brings_agents:
+                arguments[name] = _read_rows_with_tools(files, config, tokenizer, most)
+            else:
+                arguments[name] = read_tasks(files, data, most)
+                if data.filter_overlong_prompts:
+                    logger.warning(
+                        "data.filter_overlong_prompts drops no row of %s: an environment makes "
+                        "its prompts",
+                        ", ".join(files),
+                    )
     if acts and (brings_agents or not config.plays_dataset_rows):
         return AgentTrainer(config, tokenizer, **arguments)
     if data.sampler.class_path and "train_sampler" not in arguments:
@@ -102,18 +120,32 @@ def _load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def _read_dataset(
-    files: tuple[str, ...],
-    data: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    most: int,
-    *,
-    acts: bool,
+def _read_rows_with_tools(
+    files: tuple[str, ...], config: PPOConfig, tokenizer: PreTrainedTokenizerBase, most: int
 ) -> Any:
-    """Reads at most so many rows (-1: all) as prompts, or as an environment's tasks."""
-    if acts:
-        return read_tasks(files, data, most)
-    return create_dataset(files, data, tokenizer, None, most)
+    """Reads at most so many rows (-1: all) that are played with tools, and keeps those that fit.
+
+    A prompt's tokens are those of its first turn: messages and the tools' schemas.
+    """
+    data = config.data
+    rows = read_tasks(files, data, most)
+    if data.custom_cls.path is not None or not measures_prompts(data):
+        return rows
+    tokens = TurnTokens(
+        tokenizer,
+        template_kwargs=dict(data.apply_chat_template_kwargs),
+        eos_token_ids=[tokenizer.eos_token_id],
+    )
+    tools = load_tools((*config.agent.tools, *tool_sources(config)))
+    environment = DatasetRowEnvironment(data.prompt_key)
+    schemas = tools.schemas()
+    tools.close()
+    lengths = []
+    for row in rows:
+        beat("a prompt read")
+        lengths.append(len(tokens.prompt(environment.reset(**row), schemas)))
+    origins = [f"row {number} of {', '.join(files)}" for number in range(len(rows))]
+    return keep_fitting(rows, lengths, origins, data)
 
 
 def _reward_functions(

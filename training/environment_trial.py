@@ -51,11 +51,13 @@ def try_agents(
     specs: Sequence[EpisodeSpec],
     tokenizer: PreTrainedTokenizerBase,
     task: Task | None = None,
+    eos_token_ids: Sequence[int] = (),
 ) -> None:
     """Has each kind of episodes try its specs, such as environments that play a trial.
 
     Args:
         task: what resets are given beside a seed.
+        eos_token_ids: the ids at which sampling stops; none: the tokenizer's.
 
     Raises:
         ConfigError: environments cannot be built or reset, or always crash; a first prompt is too
@@ -65,7 +67,7 @@ def try_agents(
     tokens = TurnTokens(
         tokenizer,
         template_kwargs=dict(config.data.apply_chat_template_kwargs),
-        eos_token_ids=[tokenizer.eos_token_id],
+        eos_token_ids=eos_token_ids or [tokenizer.eos_token_id],
     )
     problems: list[str] = []
     for kind, numbers in by_kind(specs):

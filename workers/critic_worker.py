@@ -12,6 +12,7 @@ from workers.dp_critic import DataParallelPPOCritic
 from workers.model.builder import ModelSpec
 from workers.model.forward_settings import forward_settings
 from workers.model.loss_fields import FORWARD_FIELDS, VALUE_UPDATE_FIELDS
+from workers.model.packing_check import check_training
 from workers.model.policy_model import ValueModel
 from workers.ranks import sharding, worker_process
 from workers.ranks.dispatch import Dispatch, register
@@ -39,6 +40,7 @@ class CriticWorker(TrainingWorker):
             self.device,
             ranks=self.ranks_per_sequence(),
         )
+        check_training(module)
         model = ValueModel(module)
         sharding.shard_model(model, section.fsdp_config, settings.dtype, self.device)
         self._make_trainable(model, module, section, total_training_steps, role="critic")

@@ -23,6 +23,7 @@ from training.config import ActorRolloutRefConfig, BatchPlan, FSDPConfig, PPOCon
 from workers.agent_rollout import AgentRollout
 from workers.critic_worker import CriticWorker as CriticWorker
 from workers.dp_actor import DataParallelPPOActor
+from workers.model import state as model_state
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
 from workers.model.forward_settings import ForwardSettings, forward_settings
 from workers.model.lora import adapter_export, without_adapters
@@ -31,7 +32,7 @@ from workers.model.loss_fields import (
     POLICY_AND_VALUE_UPDATE_FIELDS,
     POLICY_UPDATE_FIELDS,
 )
-from workers.model.packing_check import check_forward
+from workers.model.packing_check import check_forward, check_training
 from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.model.probe_set import ReadProbes, SyncProbes
 from workers.model.probes_of_run import open_read_probes, open_sync_probes
@@ -89,6 +90,9 @@ class ActorRolloutRefWorker(TrainingWorker):
         model, settings = self.load_policy(section.fsdp_config, self.spec, trainable=True)
         self._make_trainable(model, model.trained, section, total_training_steps, role="actor")
         self.tokenizer = self.spec.tokenizer
+        # Before the first step, and not hours later.
+        if process_groups.rank() == 0:
+            model_state.try_settings(model.trained, self.tokenizer)
         self.actor = DataParallelPPOActor(
             section,
             model,
@@ -138,6 +142,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         )
         if trainable:
             check_forward(lm)
+            check_training(lm)
         if trainable and self.config.critic.share_backbone:
             lm = PolicyValueModel(lm)
         model = PolicyModel(lm)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from custom.agent import Agent
 from custom.envs.dataset_row import DatasetRowEnvironment
 from custom.tools import get_parser, load_tools
+from data.chat_templates import encode_chat
 from data.protocol import DataProto
 from training.building import build_trainer
 from training.config import PPOConfig
@@ -152,6 +155,45 @@ def test_it_trains_on_scores_of_the_reward_manager(tiny_task: Path, tmp_path: Pa
         truths = [entry["ground_truth"] for entry in columns["reward_model"]]
         assert truths == [str(entry["index"] + 1) for entry in columns["extra_info"]]
         assert set(columns["data_source"]) <= {"sums", "counts"}
+
+
+def length_beside_tools(task: Path, folder: Path, index: int) -> int:
+    """Counts the tokens of a row's first prompt, the tools' schemas among them."""
+    schemas = load_tools([str(tool_file(folder))]).schemas()
+    tokenizer = AutoTokenizer.from_pretrained(task / "model")
+    return len(encode_chat(tokenizer, row(index)["prompt"], tools=schemas))
+
+
+def task_that_shows_tools(task: Path, folder: Path) -> Path:
+    """Copies the tiny model, with a template that writes the tools' schemas."""
+    shutil.copytree(task / "model", folder / "model")
+    template = folder / "model/chat_template.jinja"
+    shown = "{% if tools %}<|im_start|> system {{ tools | tojson }} <|im_end|> {% endif %}"
+    template.write_text(shown + template.read_text())
+    return folder
+
+
+def test_rows_that_do_not_fit_beside_the_tools_are_dropped(
+    tiny_task: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = task_that_shows_tools(tiny_task, tmp_path)
+    limit = length_beside_tools(task, tmp_path, 1)
+    long_row = {**row(0), "prompt": [{"role": "user", "content": "0 + 1 + 0 = ?"}]}
+    rows = [row(1), long_row, row(2), long_row] * 2
+    settings = (f"data.max_prompt_length={limit}", "data.filter_overlong_prompts=true")
+    config = config_of(task, tmp_path, *settings)
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    with caplog.at_level("INFO"):
+        trainer = build_trainer(config)
+    kept = [entry["prompt"] for entry in trainer.train_dataloader.dataset]
+    assert kept == [row(1)["prompt"], row(2)["prompt"]] * 2
+    assert caplog.text.count(f"dropped 4 of 8 prompts longer than {limit} tokens") == 2
+
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    told = r"row 1 of .*train.json: the prompt has \d+ tokens, .*\(3 more prompts are"
+    with pytest.raises(ValueError, match=told):
+        build_trainer(replace(config, data=replace(config.data, filter_overlong_prompts=False)))
 
 
 def test_tools_without_rows_are_refused(tiny_task: Path, tmp_path: Path) -> None:

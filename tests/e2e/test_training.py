@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,64 @@ def test_two_steps_change_the_weights_and_log_every_phase(
         assert abs(steps[1]["actor/reward_kl_penalty"]) < 1e-6, (
             "before the first update policy and reference are one"
         )
+
+
+# pad token -> its id: a token of its own, the one that ends turns, one that may be sampled
+PADS = {"<pad>": 0, "<|im_end|>": 2, "<unk>": 3}
+
+
+def model_that_pads_with(task: Path, folder: Path, pad: str) -> Path:
+    """Copies the tiny model, with another padding token in its configs."""
+    model = folder / "model"
+    shutil.copytree(task / "model", model)
+    for name, value in (("tokenizer_config.json", pad), ("config.json", PADS[pad])):
+        content = json.loads((model / name).read_text())
+        key = "pad_token" if name == "tokenizer_config.json" else "pad_token_id"
+        (model / name).write_text(json.dumps({**content, key: value}))
+    return model
+
+
+@pytest.mark.parametrize("strip_padding", [True, False])
+def test_weights_do_not_depend_on_which_token_pads(tiny_task, tmp_path, strip_padding) -> None:
+    states = []
+    for pad in PADS:
+        folder = tmp_path / str(PADS[pad])
+        config = tiny_config(
+            tiny_task,
+            folder,
+            "algorithm.adv_estimator=gae",
+            "actor_rollout_ref.actor.use_kl_loss=true",
+            f"actor_rollout_ref.model.path={model_that_pads_with(tiny_task, folder, pad)}",
+            f"actor_rollout_ref.model.use_remove_padding={strip_padding}",
+            f"critic.model.use_remove_padding={strip_padding}",
+            "trainer.deterministic=true",
+        )
+        trainer = train(config)
+        policy = trainer.actor_rollout_wg.worker.module.state_dict()
+        values = trainer.critic_wg.worker.module.state_dict()
+        states.append([*policy.items(), *values.items()])
+    for state in states[1:]:
+        for (name, tensor), (_, expected) in zip(state, states[0], strict=True):
+            assert torch.equal(tensor, expected), name
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_settings_that_cannot_be_saved_are_told_before_the_first_step(
+    tiny_task, tmp_path, lora_rank
+) -> None:
+    """As of models whose generation config names a temperature, and no sampling."""
+    model = model_that_pads_with(tiny_task, tmp_path, "<pad>")
+    file = model / "generation_config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "temperature": 0.6, "do_sample": False}))
+    path = f"actor_rollout_ref.model.path={model}"
+    lora = f"actor_rollout_ref.model.lora_rank={lora_rank}"
+    trainer = build_trainer(tiny_config(tiny_task, tmp_path / "run", path, lora))
+    try:
+        with pytest.raises(ValueError, match=r"no checkpoint could be saved.*temperature"):
+            trainer.init_workers()
+    finally:
+        trainer.shutdown()
 
 
 def test_ray_is_not_imported_by_the_local_launcher(tiny_task, tmp_path) -> None:

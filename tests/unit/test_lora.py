@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_checkpoint import save
+from tests.unit.test_models import SIZES
 from tests.unit.test_rollout import CONFIG, build_engine, worst_difference
 from training.config import ActorConfig, ModelConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
@@ -264,6 +265,76 @@ def test_targets_are_layers_by_name_and_others_are_refused(tiny_task: Path) -> N
                 whole, ModelConfig(lora_rank=4, target_modules=("q_proj", name)), "a folder"
             )
     assert not any(".lora_A." in name for name, _ in whole.named_parameters())
+
+
+EXPERTS: dict[str, Any] = {
+    **SIZES,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+# Kinds with experts, and settings of their own.
+KINDS_WITH_EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {},
+    "qwen2_moe": {},
+    "mixtral": {},
+    "olmoe": {},
+    "granitemoe": {},
+    "gpt_oss": {},
+    "glm4_moe": {"first_k_dense_replace": 1},
+    "glm4_moe all": {"first_k_dense_replace": 0},
+    "ernie4_5_moe": {"moe_layer_start_index": 1, "moe_num_experts": 4, "moe_k": 2},
+    "phimoe": {},
+}
+
+
+def with_experts(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind.split()[0], **{**EXPERTS, **KINDS_WITH_EXPERTS[kind]})
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS_WITH_EXPERTS)
+def test_experts_without_adapters_are_told_and_engines_get_the_models_names(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = with_experts(kind)
+    names = set(lm.state_dict())
+    weights = dict(lm.base_model.named_parameters())
+    experts = sum(p.numel() for name, p in weights.items() if ".experts." in name)
+    assert experts
+    share = experts / sum(p.numel() for p in weights.values())
+    lm = add_adapters(lm, ModelConfig(path="x", lora_rank=2), "x")
+    [line] = [record.getMessage() for record in caplog.records]
+    told = float(line.removeprefix("LoRA: ").split(" %")[0]) / 100
+    assert told >= share - 5e-4
+    assert "experts.gate_up_proj" in line
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    sent = dict(iter_weights(lm, torch.float32))
+    assert set(sent) == names == set(weight_manifest(lm))
+    plain = with_experts(kind)
+    plain.load_state_dict(sent)
+    torch.testing.assert_close(logits(plain), logits(lm), rtol=1e-4, atol=1e-4)
+
+
+def test_what_peft_takes_for_experts_is_refused_by_name() -> None:
+    settings = ModelConfig(path="x", lora_rank=2, target_modules=("q_proj", "down_proj"))
+    with pytest.raises(ValueError, match=r"down_proj of model type 'glm4_moe' for parts of its"):
+        add_adapters(with_experts("glm4_moe"), settings, "x")
+
+
+def test_a_model_whose_layers_all_have_adapters_is_told_nothing(
+    tiny_task: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lora_spec(tiny_task / "model").causal_lm(trainable=True)
+    assert "LoRA" not in caplog.text
 
 
 @pytest.mark.parametrize("values", [False, True])

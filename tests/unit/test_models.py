@@ -32,7 +32,7 @@ from workers.dp_critic import DataParallelPPOCritic
 from workers.model.builder import ModelSpec
 from workers.model.forward_settings import ForwardSettings, forward_settings
 from workers.model.packing_check import attends_fully, check_forward, pack_rows
-from workers.model.policy_model import ValueModel
+from workers.model.policy_model import PolicyModel, PolicyValueModel, ValueModel
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -135,6 +135,36 @@ def test_what_layers_hand_on_is_of_the_compute_type_and_so_are_gradients_to_them
     got.sum().backward()
     assert forward == backward == {dtype}
     assert {p.grad.dtype for p in lm.parameters()} == {torch.float32}
+
+
+def gradients(lm: nn.Module) -> dict[str, Any]:
+    """The gradient of each parameter, of one forward pass whose ids hold every token."""
+    ids = torch.arange(64)[None] % 64
+    lm(input_ids=ids, labels=ids).loss.backward()
+    return {name: parameter.grad for name, parameter in lm.named_parameters()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("wrap", [None, PolicyModel, PolicyValueModel, ValueModel])
+def test_gradients_do_not_depend_on_which_token_pads(name: str, wrap: Any) -> None:
+    expected = None
+    for pad in (None, 2, 5):
+        config, attention, _ = MODELS[name]
+        config = copy.deepcopy(config)
+        config.pad_token_id = pad
+        lm = build(config, attention)
+        # What padded stays zero at the start, by transformers' own initialisation.
+        with torch.no_grad():
+            lm.get_input_embeddings().weight.copy_(torch.linspace(-1, 1, 32)[None].repeat(64, 1))
+        if wrap is None:
+            settings = ModelConfig(path="x", dtype="float32", enable_gradient_checkpointing=False)
+            lm = ModelSpec(settings, "x", torch.device("cpu"))._prepare(lm, trainable=True)
+        else:
+            wrap(lm)
+        found = gradients(lm.eval())
+        expected = expected or found
+        for parameter, gradient in found.items():
+            torch.testing.assert_close(gradient, expected[parameter], rtol=0, atol=0)
 
 
 def test_a_model_that_loses_the_sequences_on_the_way_has_padded_rows() -> None:

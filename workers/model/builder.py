@@ -21,6 +21,11 @@ from data.turn_tokens import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
 from training.config.schema.reward import ScoringModelConfig
 from workers.model.lora import add_adapters
+from workers.model.training_pass import (
+    checkpoint_gradients,
+    learn_all_embeddings,
+    set_training,
+)
 from workers.ranks.process_groups import rank, world_size
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -66,13 +71,28 @@ class ModelSpec:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Lists the tokens that end a turn: the tokenizer's, and the generation config's."""
+        """Lists the tokens that end a turn: the tokenizer's, and the generation config's.
+
+        Where that one names none, or there is none, they are config.json's, as transformers and
+        engines take them; those of `model.override_config` go before either.
+        """
         tokens = [self.tokenizer.eos_token_id]
-        # A folder may have no generation_config.json.
-        with suppress(OSError):
-            generation = transformers.GenerationConfig.from_pretrained(self.path).eos_token_id
-            tokens += generation if isinstance(generation, list) else [generation]
+        own = self.config.override_config.get("eos_token_id")
+        tokens += _as_list(own) or self._generation_eos() or self._config_eos()
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+    def _generation_eos(self) -> list[int]:
+        """Lists the stop tokens of generation_config.json."""
+        # A folder may have none.
+        with suppress(OSError):
+            return _as_list(transformers.GenerationConfig.from_pretrained(self.path).eos_token_id)
+        return []
+
+    def _config_eos(self) -> list[int]:
+        """Lists the stop tokens that config.json itself names, not the defaults of its class."""
+        content, _ = transformers.PretrainedConfig.get_config_dict(self.path)
+        text_config = content.get("text_config") or {}
+        return _as_list(content.get("eos_token_id")) or _as_list(text_config.get("eos_token_id"))
 
     @property
     def pad_token_id(self) -> int:
@@ -174,28 +194,32 @@ class ModelSpec:
             )
 
     def _prepare(self, model: nn.Module, trainable: bool) -> nn.Module:
-        """Sets gradients, dropout, compute type, checkpointing and device of a model."""
+        """Sets gradients, compute type, checkpointing, device and mode of a model."""
         model.requires_grad_(trainable)
+        learn_all_embeddings(model)
         for module in model.modules():
-            # Dropout makes old and new log-probs, or values, differ where nothing changed.
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
             if list(module.parameters(recurse=False)):
                 module.register_forward_hook(_cast_output)
         if trainable and self._checkpoints_gradients():
-            model.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+            checkpoint_gradients(model)
         # Of several ranks sharding moves each layer's part to the device; the whole might not fit
         # there.
         if world_size() == 1:
             model = model.to(self.device)
-        return model.train(trainable)
+        set_training(model, trainable)
+        return model
 
     def _checkpoints_gradients(self) -> bool:
         if isinstance(self.config, ScoringModelConfig):
             return False
         return self.config.enable_gradient_checkpointing
+
+
+def _as_list(tokens: int | list[int] | None) -> list[int]:
+    """Makes a list of what a config names: one token, several or none."""
+    if tokens is None:
+        return []
+    return tokens if isinstance(tokens, list) else [tokens]
 
 
 def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:

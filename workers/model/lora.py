@@ -11,6 +11,8 @@ the trainer has the base model's names, or those of a peft folder. Invariant: no
 into the module that trains.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from training.config import ModelConfig
+from workers.ranks.process_groups import rank
 from workers.ranks.sharding import full_tensor
+
+logger = logging.getLogger(__name__)
 
 # The adapter's name, which no model's own tensors have in theirs.
 NAME = "ppo_core"
@@ -34,12 +39,23 @@ def target_layers(lm: nn.Module, wanted: Sequence[str]) -> list[str]:
     Raises:
         ValueError: a target is no such layer; names those there are.
     """
-    linear_layers = set()
+    linear_layers: set[str] = set()
+    others: set[str] = set()
     for name, module in lm.base_model.named_modules():
         if isinstance(module, nn.Linear | Conv1D):
-            linear_layers.add(name.split(".")[-1])
+            kinds = linear_layers if _is_plain(module) else others
+            kinds.add(name.split(".")[-1])
+    linear_layers -= others
+    as_experts = _names_of_experts(lm, sorted(linear_layers))
     if "all-linear" in wanted:
-        return sorted(linear_layers)
+        return sorted(linear_layers - as_experts)
+    refused = as_experts.intersection(wanted)
+    if refused:
+        raise ValueError(
+            f"actor_rollout_ref.model.target_modules: peft takes {', '.join(sorted(refused))} of "
+            f"model type '{lm.config.model_type}' for parts of its experts, which get no adapters "
+            f"here; allowed: {', '.join(sorted(linear_layers - as_experts))}, or all-linear"
+        )
     unknown = set(wanted) - linear_layers
     if unknown:
         raise ValueError(
@@ -48,6 +64,57 @@ def target_layers(lm: nn.Module, wanted: Sequence[str]) -> list[str]:
             f"{', '.join(sorted(linear_layers))}, or all-linear"
         )
     return sorted(set(wanted))
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Checks whether a linear layer computes a product alone; some routers also choose experts."""
+    return type(layer).forward in (nn.Linear.forward, Conv1D.forward)
+
+
+def _names_of_experts(lm: nn.Module, names: Sequence[str]) -> set[str]:
+    """Lists the names that peft reads as parts of fused experts, in this type of model.
+
+    It then leaves the layers of that name out, such as those of shared experts, whenever it makes
+    or loads adapters.
+    """
+    from peft import LoraConfig
+
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    # An older peft takes names as they are.
+    except ImportError:
+        return set()
+    config = LoraConfig(target_modules=list(names))
+    convert_peft_config_for_transformers(config, model=lm, conversions=None)
+    return set(names) - set(config.target_modules)
+
+
+def warn_of_weights_without(lm: nn.Module) -> None:
+    """Logs how much of a model has no adapters, though all linear layers were to have some.
+
+    Experts that are held as one tensor are the largest part of most models that have them.
+    """
+    sizes: Counter[str] = Counter()
+    total = 0
+    for place, module in lm.base_model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            # The adapters themselves.
+            if parameter.requires_grad:
+                continue
+            total += parameter.numel()
+            is_matrix = parameter.ndim > 1 and not isinstance(module, nn.Embedding)
+            # An adapted layer's own weight is called LAYER.base_layer.
+            if is_matrix and not f".{place}.".endswith(BASE):
+                sizes[".".join([*place.split(".")[-1:], name])] += parameter.numel()
+    if not sizes or rank() > 0:
+        return
+    parts = [f"{name} ({size / total:.1%})" for name, size in sizes.most_common()]
+    logger.warning(
+        "LoRA: %.1f %% of the weights before the head get no adapters and stay as they are, as "
+        "they are no linear layers that peft adapts here: %s",
+        100 * sizes.total() / total,
+        ", ".join(parts),
+    )
 
 
 def add_adapters(lm: nn.Module, config: ModelConfig, path: str) -> nn.Module:
@@ -67,6 +134,8 @@ def add_adapters(lm: nn.Module, config: ModelConfig, path: str) -> nn.Module:
     for parameter in lm.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    if "all-linear" in config.target_modules:
+        warn_of_weights_without(lm)
     return lm
 
 
@@ -140,7 +209,13 @@ def adapter_export(folder: Path, lm: nn.Module) -> Callable[[], None]:
 
     def write() -> None:
         if adapters:
-            lm.peft_config[NAME].save_pretrained(folder)
+            write_adapter_settings(folder, lm)
             save_file(adapters, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     return write
+
+
+def write_adapter_settings(folder: Path, lm: nn.Module) -> None:
+    """Writes peft's config of a language model's adapters, if it has any."""
+    if any(base_name(name) is None for name, _ in lm.named_parameters()):
+        lm.peft_config[NAME].save_pretrained(folder)

@@ -6,6 +6,7 @@ all ranks come to the same answer.
 
 import inspect
 import logging
+import re
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.functional import linear
 from workers.model.attention import NAME, use_packed_attention
 from workers.model.logit_form import logit_form
 from workers.model.sequences import Sequences, to_device
+from workers.model.training_pass import evaluating, set_training
 from workers.ranks.process_groups import max_over_ranks
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 FEW = 8
 # How far states or logits may differ, relative to the largest: of what is wrong nearly all differs.
 TOLERANCE = 1e-2
+# How far states in training may be from those that are read, relative to the largest.
+TRAINING_TOLERANCE = 1e-5
 # The same, in the least steps of a type: many layers in bfloat16 round to 3 percent.
 ROUNDING_STEPS = 12
 # Rotary embeddings that turn positions by the longest one in a batch.
@@ -46,18 +50,96 @@ def check_forward(lm: nn.Module) -> None:
             f"model type '{kind}' takes no position_ids; only decoder-only models can be "
             "trained here"
         )
-    training = lm.training
-    lm.eval()
-    # Its own choice of positions, too, is compared.
-    expected = lm(input_ids=_few_tokens(lm)["input_ids"], use_cache=False).logits[0]
     head = lm.get_output_embeddings()
-    products = linear(_states(lm, copies=1), head.weight, head.bias)
+    with evaluating(lm):
+        # Its own choice of positions, too, is compared.
+        expected = lm(input_ids=_few_tokens(lm)["input_ids"], use_cache=False).logits[0]
+        products = linear(_states(lm, copies=1), head.weight, head.bias)
     if _differ(expected, logit_form(lm).logits(products)):
         raise ValueError(
             f"model type '{kind}' changes its logits behind the head in a way that is not known "
             "here; add it to logit_form in workers/model/logit_form.py"
         )
-    lm.train(training)
+
+
+def check_training(model: nn.Module) -> None:
+    """Compares a few tokens' states in training with those that are read, where the weights are.
+
+    Raises:
+        ValueError: they differ, as they are random or for another reason, or evaluation mode, in
+            which a model trains here, gives some of its weights no gradient.
+    """
+    if next(model.parameters()).is_meta:
+        return
+    kind = model.config.model_type
+    with evaluating(model):
+        # With gradients too, as kernels are chosen by whether there are any.
+        expected = _states(model, copies=1).detach()
+        set_training(model, True)
+        # Twice, as noise may miss a few tokens.
+        for _ in range(2):
+            computed = _states(model, copies=1)
+            if _differ(expected, computed.detach(), TRAINING_TOLERANCE):
+                raise ValueError(
+                    f"model type '{kind}' computes other states in training than when it is read, "
+                    "such as by dropout, and log-probs would differ where nothing has changed: set "
+                    "its dropout, jitter and layerdrop to 0 in model.override_config, or "
+                    "model.enable_gradient_checkpointing=false"
+                )
+        lost = _weights_without_gradient(model, computed)
+    if lost:
+        raise ValueError(
+            f"model type '{kind}' gives no gradient to {', '.join(lost)} in evaluation mode, in "
+            "which a model trains here so that nothing in it is random: its code must compute "
+            "gradients whether or not it is in training mode"
+        )
+
+
+def _weights_without_gradient(model: nn.Module, states: Tensor) -> list[str]:
+    """Lists what gets a gradient in the model's own training mode, and not from these states.
+
+    Experts have one name, as noise may send tokens to others.
+    """
+    reached = _leaves(states)
+    missing = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter not in reached:
+            missing[parameter] = _name_of_all_experts(name)
+    if not missing or isinstance(states, FakeTensor):
+        return []
+    kinds = set()
+    for name, parameter in model.named_parameters():
+        if parameter in reached:
+            kinds.add(_name_of_all_experts(name))
+    # What is random there must not move the random numbers of the run.
+    devices = [states.device] if states.is_cuda else []
+    with torch.random.fork_rng(devices):
+        model.train()
+        reached = _leaves(_states(model, copies=1))
+    lost = {name for parameter, name in missing.items() if parameter in reached}
+    return sorted(lost - kinds)
+
+
+def _leaves(output: Tensor) -> set[Tensor]:
+    """Collects the parameters that a gradient of `output` would reach."""
+    found = set()
+    seen = set()
+    nodes = [output.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        # A node that adds up a parameter's gradient knows the parameter.
+        if node.name() == "torch::autograd::AccumulateGrad":
+            found.add(node.variable)
+        nodes += [following for following, _ in node.next_functions]
+    return found
+
+
+def _name_of_all_experts(name: str) -> str:
+    """Leaves the expert's number out of a parameter's name."""
+    return re.sub(r"(?<=experts\.)\d+", "*", name)
 
 
 @torch.no_grad()
@@ -73,16 +155,14 @@ def pack_rows(lm: nn.Module) -> bool:
     """
     if not (attends_fully(lm) and use_packed_attention(lm)):
         return False
-    training = lm.training
-    lm.eval()
     differ = False
     if not next(lm.parameters()).is_meta:
         try:
-            differ = _differ(_states(lm, copies=1), _states(lm, copies=2))
+            with evaluating(lm):
+                differ = _differ(_states(lm, copies=1), _states(lm, copies=2))
         except (TypeError, ValueError) as error:
             differ = True
             logger.info("model type '%s': %s", lm.config.model_type, error)
-    lm.train(training)
     differ_anywhere = bool(max_over_ranks(torch.tensor([float(differ)])))
     if differ_anywhere:
         lm.set_attn_implementation("sdpa")
@@ -151,12 +231,12 @@ def _states(lm: nn.Module, copies: int) -> Tensor:
     return lm.base_model(**_few_tokens(lm, copies)).last_hidden_state[0, -FEW:]
 
 
-def _differ(expected: Tensor, computed: Tensor) -> bool:
+def _differ(expected: Tensor, computed: Tensor, tolerance: float = TOLERANCE) -> bool:
     """Checks whether two tensors are further apart than rounding makes them; NaN is far."""
     # Where memory is planned there are no numbers.
     if isinstance(computed, FakeTensor):
         return False
-    tolerance = max(TOLERANCE, ROUNDING_STEPS * torch.finfo(computed.dtype).eps)
+    tolerance = max(tolerance, ROUNDING_STEPS * torch.finfo(computed.dtype).eps)
     bound = tolerance * expected.abs().max().clamp(min=1)
     near = (expected.float() - computed.float()).abs().max() <= bound
     return not bool(near)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from training.batch.head import EntropyMode, head_log_probs
 from workers.model.logit_form import logit_form
 from workers.model.packing import ForwardBatch
+from workers.model.training_pass import learn_all_embeddings, set_training
 
 # Logits that exist at a time, at two bytes each; under this nothing is recomputed.
 LOGITS_CHUNK_BYTES = 1 << 28
@@ -28,6 +29,7 @@ class PolicyValueModel(nn.Module):
 
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
+        learn_all_embeddings(lm)
         self.lm = lm
         hidden_size = lm.config.get_text_config().hidden_size
         self.value_head = nn.Linear(hidden_size, 1, bias=False, device=lm.device)
@@ -38,6 +40,12 @@ class PolicyValueModel(nn.Module):
         """Loads a language model by folder or hub name, in float32; `options` are transformers'."""
         options = {"dtype": torch.float32} | options
         return cls(AutoModelForCausalLM.from_pretrained(path, **options))
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches training on or off, without what is random in it; see training_pass.py."""
+        set_training(self, mode)
+        self.training = mode
+        return self
 
     def forward(
         self,
@@ -74,6 +82,7 @@ class PolicyModel(nn.Module):
 
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
+        learn_all_embeddings(lm)
         self.value_head: nn.Module | None
         if isinstance(lm, PolicyValueModel):
             self.lm = lm.lm
@@ -87,6 +96,12 @@ class PolicyModel(nn.Module):
         """Returns the part that trains, and that checkpoints name: the language model, or all."""
         if self.value_head is None:
             return self.lm
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches training on or off, without what is random in it; see training_pass.py."""
+        set_training(self, mode)
+        self.training = mode
         return self
 
     def forward(self, batch: ForwardBatch, entropy: EntropyMode = "none") -> list[Tensor]:
@@ -124,7 +139,14 @@ class ValueModel(nn.Module):
 
     def __init__(self, transformer: nn.Module) -> None:
         super().__init__()
+        learn_all_embeddings(transformer)
         self.transformer = transformer
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches training on or off, without what is random in it; see training_pass.py."""
+        set_training(self, mode)
+        self.training = mode
+        return self
 
     def forward(self, batch: ForwardBatch) -> list[Tensor]:
         """Computes the values of the states before sampled tokens, (N,) float32."""

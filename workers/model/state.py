@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
@@ -33,7 +34,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from workers.model.checkpoint_reader import SafeReader
 from workers.model.checkpoint_writer import CheckpointWriter
-from workers.model.lora import adapter_export, whole_weights
+from workers.model.lora import adapter_export, whole_weights, write_adapter_settings
 from workers.model.policy_model import PolicyModel
 from workers.ranks.process_groups import rank, world_size
 
@@ -183,6 +184,33 @@ def _tensors_of(entries: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
 
 
+def try_settings(module: nn.Module, tokenizer: Tokenizer) -> None:
+    """Writes what a checkpoint holds beside tensors, to a folder that is removed again.
+
+    Raises:
+        ValueError: it cannot be written, such as a generation config that transformers refuses.
+    """
+    lm = module.lm if isinstance(module, PolicyModel) else module
+    with TemporaryDirectory() as folder:
+        try:
+            _write_settings(Path(folder), lm, tokenizer)
+            write_adapter_settings(Path(folder), lm)
+        except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
+            cause = " ".join(str(error).split())
+            raise ValueError(
+                f"{lm.config.name_or_path}: no checkpoint could be saved, as the config, the "
+                f"generation config or the tokenizer cannot be written: {cause}; mend that file in "
+                "the model's folder"
+            ) from error
+
+
+def _write_settings(folder: Path, lm: nn.Module, tokenizer: Tokenizer) -> None:
+    """Writes tokenizer, config and generation config of a language model."""
+    tokenizer.save_pretrained(folder)
+    lm.config.save_pretrained(folder)
+    lm.generation_config.save_pretrained(folder)
+
+
 def huggingface_export(
     folder: Path, module: nn.Module, tokenizer: Tokenizer, *, weights: bool
 ) -> Callable[[], None]:
@@ -204,9 +232,7 @@ def huggingface_export(
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        tokenizer.save_pretrained(folder)
-        lm.config.save_pretrained(folder)
-        lm.generation_config.save_pretrained(folder)
+        _write_settings(folder, lm, tokenizer)
         if write_adapters is not None:
             lm.save_pretrained(folder, state_dict=gathered)
             write_adapters()

@@ -199,8 +199,9 @@ def sharpened(trainer: Any) -> None:
 def dropout(trainer: Any) -> None:
     layer = worker(trainer).module.model.layers[0].mlp
     chance = torch.nn.Dropout(0.2)
+    # Modules are never in training mode here, so that it asks whether there is a gradient.
     layer.register_forward_hook(
-        lambda module, inputs, output: chance(output) if module.training else output
+        lambda module, inputs, output: chance(output) if torch.is_grad_enabled() else output
     )
 
 
