@@ -2,8 +2,8 @@
 
 A sampled token's -log p has the policy's entropy for its mean, so that the sum of their differences
 wanders around 0. An engine that samples a sharper distribution than that of the log-probs that it
-reports makes it fall. How far chance would let it Bernstein's bound says, with the largest variance
-that -log p can have in a vocabulary.
+reports makes it fall. How far chance would let it Bernstein's bound says, with the variance that
+-log p was measured to have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 from features.alarms.finding import Finding
 from features.alarms.rule import RulesWithMemory, rule
 from features.alarms.seen_step import Metrics, SeenStep
-from training.batch.masked_ops import masked_mean
 from training.observers import ObservedRun
 
 # An engine that lags by more of the actor's movement in a step did not follow it, or not at all.
@@ -302,8 +301,8 @@ class SamplingRules(RulesWithMemory):
         # Tokens that there are.
         self.vocabulary = len(run.tokenizer) if run.tokenizer is not None else 0
         self.is_silent = is_filtered or is_chosen
-        # For each step, tokens and the sum of -log p less the entropy, nats.
-        self.sums: deque[tuple[float, float]] = deque(maxlen=SUMMED_STEPS)
+        # For each step: tokens, the sum of -log p less the entropy, and that of its squares.
+        self.sums: deque[tuple[float, float, float]] = deque(maxlen=SUMMED_STEPS)
 
     @rule(
         "samples_biased",
@@ -324,15 +323,18 @@ class SamplingRules(RulesWithMemory):
         if self.is_silent or is_stale or entropy is None or log_probs is None:
             return
         mask = fields["response_mask"]
-        tokens = float(mask.sum())
-        surprise = -masked_mean(log_probs, mask).item()
-        self.sums.append((tokens, tokens * (surprise - entropy)))
+        differences = (-log_probs[mask.bool()].double() - entropy).tolist()
+        squares = sum(difference**2 for difference in differences)
+        self.sums.append((float(len(differences)), math.fsum(differences), squares))
         num_tokens = 0.0
         sum_of_differences = 0.0
-        for count, differences in reversed(self.sums):
+        sum_of_squares = 0.0
+        for count, of_differences, of_squares in reversed(self.sums):
             num_tokens += count
-            sum_of_differences += differences
-            if nats_of_chance(num_tokens, -sum_of_differences, self.vocabulary) > UNLIKELY:
+            sum_of_differences += of_differences
+            sum_of_squares += of_squares
+            nats = nats_of_chance(-sum_of_differences, sum_of_squares, self.vocabulary)
+            if nats > UNLIKELY:
                 below = -sum_of_differences / num_tokens
                 yield Finding(
                     "samples_biased",
@@ -342,14 +344,17 @@ class SamplingRules(RulesWithMemory):
                 return
 
 
-def nats_of_chance(tokens: float, shortfall: float, vocabulary: int) -> float:
+def nats_of_chance(shortfall: float, squares: float, vocabulary: int) -> float:
     """Returns the nats by which chance alone hardly makes -log p fall so far short of the entropy.
 
     Args:
         shortfall: the sum over the tokens, nats.
+        squares: the sum of the squares of -log p less the entropy, which estimates the variance of
+            the sum; where the entropy is a mean over tokens, from above.
     """
     if shortfall <= 0 or vocabulary < 2:
         return 0.0
     longest = math.log(vocabulary)
-    variance = longest**2 / 4 + 1
-    return shortfall**2 / 2 / (tokens * variance + shortfall * longest / 3)
+    # Rare tokens, which add most to the variance, may be among those that were not drawn yet.
+    variance = squares + longest**2
+    return shortfall**2 / 2 / (variance + shortfall * longest / 3)

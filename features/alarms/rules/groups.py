@@ -7,12 +7,15 @@ it.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from data.protocol import DataProto
 from features.alarms.finding import Finding, Place, owner_name, place_of
@@ -35,36 +38,76 @@ TASKS_A_REPEAT = 256
 def equal_answers(seen: SeenStep) -> Iterator[Finding]:
     """Finds groups whose members say the same more often than independent draws would.
 
-    Of the first turns, all of which answer one prompt, the others equal a group's first with its
-    own probability: the number that do is compared with the sum of these.
+    Compared are the answers of all turns, of all members, that follow on the same tokens: each
+    equals one of those before it with the sum of their probabilities. The number that do is
+    compared with the sum of these.
     """
     batch = seen.batch
     fields = batch.batch
     log_probs = fields.get("rollout_log_probs", fields.get("old_log_probs"))
     if log_probs is None:
         return
-    in_answer = first_answers(batch)
-    ids = fields["responses"].numpy()
-    answer_log_probs = np.where(in_answer, log_probs.float().numpy(), 0).sum(1, dtype=np.float64)
+    uids = batch.non_tensor_batch.get("uid", np.arange(len(batch)))
+    # By group and by what stands before a turn: the answers so far, with their probabilities.
+    drawn: dict[tuple[str, bytes], dict[bytes, float]] = defaultdict(dict)
     equal = 0
-    expected = 0.0
+    chances: list[float] = []
     example = ""
-    for uid, rows in seen.episodes.first_by_group.items():
-        first, *others = [ids[row][in_answer[row]].tobytes() for row in rows]
-        if not first:
-            continue
-        repeats = others.count(first)
-        expected += math.exp(min(answer_log_probs[rows[0]], 0.0)) * len(others)
-        equal += repeats
-        if repeats and not example:
-            example = uid
-    if unlikely_excess(equal, expected):
+    for row in seen.episodes.real.nonzero().flatten().tolist():
+        uid = str(uids[row])
+        for turn in turns_of(batch, row, log_probs):
+            earlier = drawn[uid, turn.context]
+            if earlier:
+                chances.append(min(sum(earlier.values()), 1.0))
+            if turn.answer in earlier:
+                equal += 1
+                example = example or uid
+            else:
+                earlier[turn.answer] = math.exp(min(turn.log_prob, 0.0))
+    if nats_of_count(equal, np.array(chances)) > UNLIKELY:
         yield Finding(
             "equal_answers",
-            f"{equal} first answers equal that of their group's first member, {expected:.2g} would "
-            f"by chance; as in group {example}",
+            f"{equal} answers equal one that another member of their group gave there, "
+            f"{sum(chances):.2g} would by chance; as in group {example}",
             Place(group=example),
         )
+
+
+class Turn(NamedTuple):
+    """Holds what the policy said in one turn of a row.
+
+    Attributes:
+        context: stands for all tokens before it.
+        answer: its tokens, as bytes.
+        log_prob: of all of them.
+    """
+
+    context: bytes
+    answer: bytes
+    log_prob: float
+
+
+def turns_of(batch: DataProto, row: int, log_probs: Tensor) -> Iterator[Turn]:
+    """Yields a row's turns that are trained on, in order.
+
+    Args:
+        log_probs: (B, R) of the sampled tokens.
+    """
+    fields = batch.batch
+    mask = fields["response_mask"][row].bool().numpy()  # (R,)
+    ids = fields["responses"][row].numpy()  # (R,)
+    nats = log_probs[row].double().numpy()  # (R,)
+    # Without turns the whole answer is one.
+    turns = np.where(mask, 0, -1)
+    if "turn_ids" in fields:
+        turns = np.where(mask, fields["turn_ids"][row].numpy(), -1)
+    read = hashlib.blake2b(fields["prompts"][row].numpy().tobytes())
+    begins = np.flatnonzero(np.diff(turns, prepend=-2, append=-2))
+    for start, end in itertools.pairwise(begins.tolist()):
+        tokens = ids[start:end].tobytes()
+        if turns[start] >= 0:
+            yield Turn(read.digest(), tokens, float(nats[start:end].sum()))
+        read.update(tokens)
 
 
 @rule(
@@ -293,6 +336,22 @@ def first_answers(batch: DataProto) -> np.ndarray:
     if "turn_ids" in batch.batch:
         in_answer = in_answer & (batch.batch["turn_ids"].numpy() == 0)
     return in_answer
+
+
+def nats_of_count(count: int, chances: np.ndarray) -> float:
+    """Returns the nats by which chance hardly makes so many events happen, by Chernoff's bound.
+
+    Args:
+        chances: (N,) of each event, given those before it.
+    """
+    if count <= chances.sum():
+        return 0.0
+    exponents = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+    bounds = [
+        exponent * count - np.log1p(chances * math.expm1(exponent)).sum() for exponent in exponents
+    ]
+    # The best of several bounds holds by their number less.
+    return float(max(bounds)) - math.log(len(bounds))
 
 
 def unlikely_excess(count: int, expected: float) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from features.alarms.finding import Finding
-from features.alarms.rule import rule
+from features.alarms.rule import RulesWithMemory, rule
 from features.alarms.seen_step import MEMORY, SeenStep
+from training.observers import ObservedRun
 
 # A step that takes so many seconds more than usual is no accident: of short steps the machine's
 # other work makes more.
@@ -20,6 +23,14 @@ JUMP_GIB = 0.5
 JUMP_SHARE = 0.1
 GROWTH_GIB = 1.0
 GROWTH_SHARE = 0.2
+# Steps whose memory is looked at for a small growth that goes on and on: it is one where the median
+# of each part of them lies above the one before, by MiB a step, and the last parts do not grow more
+# slowly than the first ones, as caches do that fill up.
+SLOPE_STEPS = 240
+SLOPE_PARTS = 6
+SLOPE_MIB = 0.08
+FILLING_UP = 0.6
+MEMORIES = ("perf/driver_memory_gib", "perf/rank_memory_gib")
 
 
 @rule(
@@ -57,7 +68,7 @@ def growing_memory(seen: SeenStep) -> Iterator[Finding]:
     """Finds host memory that jumps, or that grows in every step."""
     metrics = seen.metrics
     history = seen.history
-    for name in ("perf/driver_memory_gib", "perf/rank_memory_gib"):
+    for name in MEMORIES:
         sizes = [*history.values(name), metrics.get(name, 0.0)]
         first = sizes[0]
         last = sizes[-1]
@@ -72,3 +83,52 @@ def growing_memory(seen: SeenStep) -> Iterator[Finding]:
             yield Finding(
                 "memory_grows", f"{name} grew from {first:.3g} to {last:.3g} in {steps} steps"
             )
+
+
+class MemoryRules(RulesWithMemory):
+    """Watches for memory that grows by little, and without end.
+
+    A process that goes on from a checkpoint begins anew.
+    """
+
+    def __init__(self, run: ObservedRun) -> None:
+        super().__init__(run)
+        self.sizes: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SLOPE_STEPS))
+
+    @rule("memory_grows", order=350)
+    def creeping_memory(self, seen: SeenStep) -> Iterator[Finding]:
+        """Finds host memory that has grown all the time."""
+        for name in MEMORIES:
+            if name not in seen.metrics:
+                continue
+            sizes = self.sizes[name]
+            sizes.append(seen.metrics[name])
+            slope = steady_slope(list(sizes))
+            if slope is not None:
+                yield Finding(
+                    "memory_grows",
+                    f"{name} grows all the time, by {1024 * slope:.2g} MiB a step over the last "
+                    f"{len(sizes)} steps",
+                )
+
+
+def steady_slope(sizes: Sequence[float]) -> float | None:
+    """Returns by how much memory grows in a step, GiB; None where it does not, or will not go on.
+
+    Args:
+        sizes: GiB, of one step after another.
+    """
+    if len(sizes) < SLOPE_STEPS:
+        return None
+    width = len(sizes) // SLOPE_PARTS
+    middles = [median(sizes[part * width : (part + 1) * width]) for part in range(SLOPE_PARTS)]
+    growths = [later - earlier for earlier, later in itertools.pairwise(middles)]
+    slope = sum(growths) / len(growths) / width
+    half = len(growths) // 2
+    first = sum(growths[:half]) / half
+    last = sum(growths[-half:]) / half
+    grows_always = min(growths) > 0
+    goes_on = min(growths[-1], last) > FILLING_UP * first
+    if grows_always and goes_on and slope > SLOPE_MIB / 1024:
+        return slope
+    return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from training.run.metrics.group_metrics import EpisodeScores, episode_scores
 
 # Rewards of a source that are remembered, and the chance below which their constancy is no
 # accident.
-PAST_REWARDS = 256
+PAST_REWARDS = 4096
 CHANCE = 1e-4
 FEWEST_EPISODES = 8
 # Scores that must have agreed before one that does not is a fault.
@@ -215,39 +215,46 @@ class SourceRewards:
 
     Attributes:
         best: the highest so far.
-        past: the last rewards of steps in which they varied.
+        past: the last rewards up to the step in which they varied last.
         constant_episodes: for how many episodes they have not varied now.
+        constant: what these got.
     """
 
     best: float = float("-inf")
     past: list[float] = field(default_factory=list)
     constant_episodes: int = 0
+    constant: float = 0.0
 
     def add(self, rewards: list[float]) -> None:
         """Adds a step's rewards."""
         self.best = max(self.best, *rewards)
         if max(rewards) != min(rewards):
-            self.past = (self.past + rewards)[-PAST_REWARDS:]
+            # Those that were all the same count too: how rare another one is they say.
+            constant = [self.constant] * self.constant_episodes
+            self.past = (self.past + constant + rewards)[-PAST_REWARDS:]
             self.constant_episodes = 0
         elif self.past and rewards[0] == self.best:
             # All of a task's best rewards are as they should be.
             self.constant_episodes = 0
         else:
+            self.constant = rewards[0]
             self.constant_episodes += len(rewards)
 
     def is_suspicious(self, reward: float) -> bool:
         """Judges whether a constant reward has stood for longer than chance would have it.
 
-        Where few episodes earn anything, several steps may well go without.
+        Where few episodes earn anything, many steps may well go without: k other rewards among N
+        make it (N / (N + m))^k likely that m further episodes have none (the rate is drawn from its
+        gamma posterior). Where there never was another one, a few are enough.
         """
-        share_of_others = 1.0
-        if self.past:
-            others = [past for past in self.past if past != reward]
-            share_of_others = len(others) / len(self.past)
-        return (
-            self.constant_episodes >= 2 * FEWEST_EPISODES
-            and self.constant_episodes * share_of_others > -math.log(CHANCE)
-        )
+        if self.constant_episodes < 2 * FEWEST_EPISODES:
+            return False
+        if not self.past:
+            return True
+        others = sum(past != reward for past in self.past)
+        seen = len(self.past)
+        nats = others * math.log((seen + self.constant_episodes) / seen)
+        return nats > -math.log(CHANCE)
 
 
 class RewardRules(RulesWithMemory):
@@ -384,15 +391,14 @@ class RewardRules(RulesWithMemory):
         """Returns what a checkpoint keeps: sources and spread."""
         sources = {}
         for name, source in self.sources.items():
-            sources[name] = [source.best, source.past, source.constant_episodes]
+            sources[name] = list(astuple(source))
         return {"sources": sources, "spread": asdict(self.spread)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state_dict`."""
-        for name, (best, past, constant_episodes) in state["sources"].items():
-            self.sources[name] = SourceRewards(
-                best=best, past=list(past), constant_episodes=constant_episodes
-            )
+        for name, kept in state["sources"].items():
+            # Older states have no `constant`.
+            self.sources[name] = SourceRewards(*kept)
         if "spread" in state:
             self.spread = GroupSpread(**state["spread"])
 

@@ -154,7 +154,7 @@ def test_a_state_of_an_older_version_is_read(has_all: bool) -> None:
     assert alarms.state_dict() == {
         "engine": {"template": 7.5},
         "rewards": {
-            "sources": {"game": [1.0, [0.0, 1.0], 4]},
+            "sources": {"game": [1.0, [0.0, 1.0], 4, 0.0]},
             "spread": spread if has_all else {"past": [], "flat": 0, "last": 0},
         },
         "lengths": {"fewest_cut": 0.125 if has_all else 1.0},
