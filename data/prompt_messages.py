@@ -67,7 +67,7 @@ def text_messages(prompt: Prompt) -> list[Message]:
     """
     if isinstance(prompt, str):
         prompt = as_messages(prompt)
-    messages = []
+    messages: list[Message] = []
     for number, message in enumerate(prompt):
         entries = {key: value for key, value in message.items() if value is not None}
         role = entries.get("role")
