@@ -8,12 +8,22 @@ some of them execute what the policy wrote.
 
 import json
 import re
+import unicodedata
 from decimal import Decimal
 from typing import Any, Literal
 
-# The sign belongs to the number unless a digit stands before it: in "5-3" the last number is 3.
-NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
-TAGGED_ANSWER = re.compile(r"<answer>(.*?)</answer>", flags=re.DOTALL)
+from custom.math_answers import TAGGED_ANSWER, answer_line, boxes
+
+# The sign belongs to the number unless a digit stands before it: in "5-3" the last number is 3. A
+# comma belongs to it where groups of digits follow, so that "3,4" are two.
+NUMBER = re.compile(
+    r"(?<!\d)[-−]?(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)|\d+|(?<![\w.])(?=\.\d))(?:\.\d+)?"
+)
+# What may stand between "####" and its number: "#### **$72**", "#### \boxed{72}", "#### x = 72".
+BEFORE_NUMBER = re.compile(
+    r"(?:[\s$€£*`_:=≈~{(]|\\\$|\\boxed|\\text|\\\(|\\\[|\b[a-zA-Z]\s*(?==)|\+(?=\d))*"
+)
+
 # A response in the form that geometry3k asks for.
 THINK_THEN_BOX = re.compile(r"<think>.*</think>.*\\boxed\{.*\}", flags=re.DOTALL)
 
@@ -50,10 +60,11 @@ def default_compute_score(
     - openai/gsm8k: 1.0 if the number after the last "####" equals the truth, else 0.0;
         method="flexible" (from YAML: `reward_model.reward_kwargs.method`) takes the response's last
         number instead.
-    - MATH and numina's sources: 1.0 if the boxed or last formula equals the truth in value, by
-        math-verify, else 0.0.
+    - MATH and numina's sources: 1.0 if the last box, else the last `<answer>…</answer>`, else the
+        last formula equals the truth in value, by math-verify, or as words
+        (custom/math_answers.py), else 0.0.
     - math_dapo, math, aime…: 1.0, or -1.0, for what follows the last "Answer:" of the last 300
-        characters, with "acc" and "pred".
+        characters, with "acc" and "pred"; it is compared as MATH's.
     - hiyouga/geometry3k: as MATH, weighted 0.9, and 0.1 for `<think>…</think>` before a boxed
         answer.
     - searchR1_…: 1.0 if `<answer>…</answer>` is one of the truth's "target", but for case, articles
@@ -97,16 +108,29 @@ def last_number(text: str) -> str | None:
     numbers = NUMBER.findall(text)
     if not numbers:
         return None
-    return numbers[-1].replace(",", "")
+    return _as_decimal(numbers[-1])
 
 
 def number_after_marker(text: str) -> str | None:
-    """Returns the number right after the last "####", without thousands separators."""
-    _, marker, tail = text.rpartition("####")
-    match = NUMBER.match(tail.lstrip(" $"))
-    if not marker or match is None:
+    """Returns the number right after the last "####", without thousands separators.
+
+    A marker that nothing follows ends the response, and the one before it counts.
+    """
+    marked = text.split("####")[1:]
+    while marked and not marked[-1].strip(" *\n"):
+        marked.pop()
+    if not marked:
         return None
-    return match.group().replace(",", "")
+    tail = marked[-1]
+    before = BEFORE_NUMBER.match(tail)
+    start = before.end() if before else 0
+    number = NUMBER.match(tail, start)
+    return None if number is None else _as_decimal(number.group())
+
+
+def _as_decimal(number: str) -> str:
+    """Returns a number as Python reads it: "−1,200.50" -> "-1200.50"."""
+    return number.replace(",", "").replace("−", "-")
 
 
 def score_gsm8k(
@@ -118,7 +142,7 @@ def score_gsm8k(
             f"method={method!r} is unknown; allowed: strict (number after '####'), "
             "flexible (last number)"
         )
-    truth = str(ground_truth).strip().replace(",", "")
+    truth = _as_decimal(str(ground_truth).strip())
     if not NUMBER.fullmatch(truth):
         raise ValueError(f"openai/gsm8k: ground_truth={ground_truth!r} must be a number")
     if method == "strict":
@@ -144,11 +168,11 @@ def score_geometry(solution_str: str, ground_truth: Any) -> float:
 
 def score_dapo(solution_str: str, ground_truth: Any) -> dict[str, Any]:
     """Scores as DAPO (arXiv:2503.14476) does: 1.0 or -1.0."""
-    answers = re.findall(r"answer\s*:\s*(.+)", solution_str[-300:], flags=re.IGNORECASE)
-    if not answers:
+    answer = answer_line(solution_str[-300:])
+    if answer is None:
         return {"score": -1.0, "acc": False, "pred": "[INVALID]"}
-    answer = answers[-1]
-    is_right = score_math(answer, ground_truth) == 1.0
+    entry = json.dumps({"answer": str(ground_truth)})
+    is_right = score_by_verifier("math_verify", "math_line", answer, entry) == 1.0
     return {"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": answer}
 
 
@@ -158,30 +182,46 @@ def score_search(solution_str: str, ground_truth: Any) -> float:
     The target is `ground_truth["target"]`; a ground truth that is no dict is the target itself.
     """
     target = ground_truth["target"] if isinstance(ground_truth, dict) else ground_truth
-    truths = list(target) if isinstance(target, list | tuple) else [target]
+    # A column of Arrow's may be an array.
+    truths = [target] if isinstance(target, str | int | float) else list(target)
     tagged = TAGGED_ANSWER.findall(solution_str)
     if not tagged:
         return 0.0
     answer = _plain_words(tagged[-1])
-    return float(any(_plain_words(truth) == answer for truth in truths))
+    return float(any(answer & _plain_words(truth) for truth in truths))
 
 
-def _plain_words(text: Any) -> list[str]:
-    """Returns the words of a text in lower case, without articles and punctuation."""
-    return re.sub(r"\b(a|an|the)\b|[^\w\s]|_", " ", str(text).lower()).split()
+def _plain_words(text: Any) -> set[str]:
+    """Returns a text in lower case, without accents' variants, articles and punctuation.
+
+    Both ways to take punctuation out count, with a space in its place and without:
+    "Spider-Man" -> {"spider man", "spiderman"}, "U.S." -> {"u s", "us"}, "1,000" -> {"1000"}.
+    """
+    folded = unicodedata.normalize("NFKC", str(text)).casefold()
+    folded = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", folded)
+    # The point of 3.5 is no punctuation.
+    marks = r"(?<!\d)\.|\.(?!\d)|[^\w\s.]|_"
+    forms = [re.sub(marks, " ", folded), re.sub(marks, "", folded)]
+    without_articles = [re.sub(r"(?<![.\w])(?:a|an|the)(?![.\w])", " ", form) for form in forms]
+    words = {" ".join(form.split()) for form in without_articles} - {""}
+    # An answer may be "A" of several choices, or a sign.
+    return words or {folded.strip()}
 
 
 def extract_answer(solution_str: str, truth: str) -> str | None:
     """Returns the part of a response that a verifier judges.
 
-    What follows the last `</think>`; of that the last `<answer>…</answer>`, if there is any; and of
-    that, where the truth is a number, the last number, because small chat models answer in
-    sentences: "4 + 3 = 7." -> "7".
+    What follows the last `</think>`; of that the last `<answer>…</answer>`, if there is any; of
+    that the last box; and of that, where the truth is a number, the last number, because small chat
+    models answer in sentences: "4 + 3 = 7." -> "7".
     """
     text = solution_str.rpartition("</think>")[2]
     tagged = TAGGED_ANSWER.findall(text)
     if tagged:
         text = tagged[-1]
+    boxed = boxes(text)
+    if boxed:
+        text = boxed[-1].content
     text = text.strip()
     if NUMBER.fullmatch(truth.strip()):
         return last_number(text)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
 from custom.env_calls import check_reward
+from custom.math_answers import marked_answer, names_one, plain_form, same_text, without_reason
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +73,8 @@ class VerifierProcess:
     It starts again after an answer that it did not survive.
 
     Args:
-        package: whose verifiers judge: reasoning_gym, by the task's name; math_verify, whose only
-            task is "math".
+        package: whose verifiers judge: reasoning_gym, by the task's name; math_verify, whose
+            tasks are "math" (a response) and "math_line" (a line that is the answer).
     """
 
     def __init__(self, package: str = "reasoning_gym") -> None:
@@ -199,18 +200,70 @@ def judge(verifier: Verifier, answer: str | None, entry: dict[str, Any]) -> tupl
 @cache
 def _verifier(name: str) -> Verifier:
     """Returns the verifier of a task; ValueError where there is no such task."""
-    if name == "math":
-        return equal_in_math
+    if name in MATH_VERIFIERS:
+        return MATH_VERIFIERS[name]
     import reasoning_gym
 
     return reasoning_gym.get_score_answer_fn(name)
 
 
 def equal_in_math(answer: str | None, entry: dict[str, Any]) -> float:
-    """Returns 1.0 where an answer's last formula equals the entry's in value; boxed ones first."""
+    """Returns 1.0 where a response's answer equals the entry's in value.
+
+    The answer is what the response marks (`marked_answer`), else its last formula.
+    """
+    text = answer or ""
+    truth = str(entry["answer"])
+    marked = marked_answer(text)
+    if marked is None:
+        return _equal_parsed(text, _as_formula(plain_form(truth)))
+    return _equal_answers(marked, truth)
+
+
+def equal_as_line(answer: str | None, entry: dict[str, Any]) -> float:
+    """Returns 1.0 where a line that is the answer equals the entry's in value.
+
+    The line may hold a box, say why it is so, or be a sentence that names one number.
+    """
+    line = answer or ""
+    truth = str(entry["answer"])
+    marked = marked_answer(line)
+    if marked is not None:
+        return _equal_answers(marked, truth)
+    found = without_reason(plain_form(line))
+    if _equal_answers(found, truth):
+        return 1.0
+    if not names_one(found):
+        return 0.0
+    return _equal_parsed(found, _as_formula(plain_form(truth)))
+
+
+def _equal_answers(answer: str, truth: str) -> float:
+    """Compares two answers, as text first: math-verify knows no words, and reads few marks."""
+    ours = plain_form(answer)
+    theirs = plain_form(truth)
+    if same_text(ours, theirs):
+        return 1.0
+    if _equal_parsed(_as_formula(ours), _as_formula(theirs)):
+        return 1.0
+    if (ours, theirs) == (answer, truth):
+        return 0.0
+    # What math-verify makes of the marks itself is not lost.
+    return _equal_parsed(_as_formula(answer), _as_formula(truth))
+
+
+def _as_formula(answer: str) -> str:
+    return f"\\boxed{{{answer}}}"
+
+
+def _equal_parsed(text: str, truth: str) -> float:
+    """Returns 1.0 where the last formula of a text equals the truth's in value."""
     from math_verify import parse, verify
 
     # Their own deadlines need the main thread's signals; the process has one.
-    truth = parse(f"\\boxed{{{entry['answer']}}}", parsing_timeout=None)
-    parsed_answer = parse(answer or "", parsing_timeout=None)
-    return float(verify(truth, parsed_answer, timeout_seconds=None))
+    parsed_truth = parse(truth, parsing_timeout=None)
+    parsed_answer = parse(text, parsing_timeout=None)
+    return float(verify(parsed_truth, parsed_answer, timeout_seconds=None))
+
+
+MATH_VERIFIERS: dict[str, Verifier] = {"math": equal_in_math, "math_line": equal_as_line}

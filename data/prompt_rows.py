@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from data.array_ops import object_array
-from data.chat_templates import Tokenizer, encode_chat, pad_token_id
+from data.chat_templates import Tokenizer, pad_token_id
 from data.names import unknown_name
+from data.prompt_messages import encode_prompt, text_messages
 
 TRUNCATIONS = ("left", "right", "middle", "error")
 
@@ -184,7 +185,11 @@ class PromptCollator:
         prompt_key = "raw_prompt" if "raw_prompt" in row else self.config.prompt_key
         if "input_ids" not in row and prompt_key in row:
             variables = self.config.apply_chat_template_kwargs
-            token_ids = encode_chat(self.tokenizer, row[prompt_key], **variables)
+            try:
+                messages = text_messages(row[prompt_key])
+            except ValueError as error:
+                raise ValueError(f"a row {error}") from error
+            token_ids = encode_prompt(self.tokenizer, messages, "a row", **variables)
             row = {**row, "input_ids": token_ids, "attention_mask": [1] * len(token_ids)}
         return normalise_row(
             row,

@@ -12,20 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from torch.utils.data import Dataset, Subset
 
-from data.chat_templates import (
-    Messages,
-    Processor,
-    Tokenizer,
-    as_messages,
-    encode_chat,
-    pad_token_id,
-)
+from data.chat_templates import Messages, Processor, Tokenizer, pad_token_id
 from data.epoch_order import EpochOrder as EpochOrder
 from data.loading import load_extern_object
 from data.prompt_files import read_rows as read_rows
+from data.prompt_messages import (
+    encode_prompt,
+    media_column,
+    text_messages,
+    without_added_nulls,
+)
 from data.prompt_rows import PromptCollator as PromptCollator
 from data.prompt_rows import collate_fn as collate_fn
 from data.prompt_rows import normalise_row as normalise_row
@@ -120,7 +118,10 @@ class RLHFDataset(Dataset):
         """
         rows: list[dict[str, Any]] = []
         for file in self.data_files:
+            is_table = Path(file).suffix == ".parquet"
             for number, row in enumerate(read_rows(file)):
+                if is_table and self.prompt_key in row:
+                    row[self.prompt_key] = without_added_nulls(row[self.prompt_key])
                 rows.append({"index": len(rows), ORIGIN: f"{file} row {number}", **row})
         if self.max_samples >= 0:
             rows = rows[: self.max_samples]
@@ -142,7 +143,7 @@ class RLHFDataset(Dataset):
 
     def _build_messages(self, example: dict[str, Any]) -> Messages:
         """Returns a row's chat messages; may take columns out of the row, which is a copy."""
-        return as_messages(example[self.prompt_key])
+        return text_messages(example[self.prompt_key])
 
     def __len__(self) -> int:
         return len(self.dataframe)
@@ -161,7 +162,7 @@ class RLHFDataset(Dataset):
         row["index"] = index
         if config.return_raw_chat:
             row["raw_prompt"] = messages
-        token_ids = self._encode(messages)
+        token_ids = self._encode(messages, origin)
         row["input_ids"] = token_ids
         row["attention_mask"] = [1] * len(token_ids)
         return normalise_row(
@@ -172,19 +173,13 @@ class RLHFDataset(Dataset):
             where=origin,
         )
 
-    def _encode(self, messages: Messages) -> list[int]:
-        try:
-            return encode_chat(self.tokenizer, messages, **self.config.apply_chat_template_kwargs)
-        except TemplateError as error:
-            roles = ", ".join(str(message.get("role")) for message in messages)
-            raise ValueError(
-                f"the chat template of {self.tokenizer.name_or_path!r} fails on messages of "
-                f"{roles}: {error}; mend the template or the prompts"
-            ) from error
+    def _encode(self, messages: Messages, where: str) -> list[int]:
+        variables = self.config.apply_chat_template_kwargs
+        return encode_prompt(self.tokenizer, messages, where, **variables)
 
     def _prompt_length(self, row: Mapping[str, Any]) -> int:
         beat("a prompt read")
-        return len(self._encode(self._build_messages(dict(row))))
+        return len(self._encode(self._build_messages(dict(row)), _origin(row)))
 
     def _check_rows(self, rows: Sequence[dict[str, Any]]) -> None:
         """Raises ValueError with the first rows that cannot be used, and their faults."""
@@ -227,6 +222,18 @@ class RLHFDataset(Dataset):
                         f"has the message {message!r:.80}, without role or content; a message is "
                         "{'role': …, 'content': …}"
                     )
+        # A class that makes the messages itself may read anything.
+        if type(self)._build_messages is RLHFDataset._build_messages:
+            media = media_column(row)
+            if media is not None:
+                return (
+                    f"has something under {media!r}, and prompts are text here: take the column "
+                    "out, or read it in a dataset of your own (data.custom_cls)"
+                )
+            try:
+                text_messages(prompt)
+            except ValueError as error:
+                return str(error)
         if not isinstance(row.get("extra_info") or {}, Mapping):
             return f"has extra_info={row['extra_info']!r:.80}, which must be a mapping"
         if self.require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:

@@ -7,7 +7,7 @@ pays nothing; rewards are the reward manager's, which sees the rows as it sees t
 from typing import Any
 
 from custom.env import BaseEnvironment, Message
-from data.chat_templates import as_messages
+from data.prompt_messages import text_messages
 
 
 class DatasetRowEnvironment(BaseEnvironment):
@@ -28,7 +28,7 @@ class DatasetRowEnvironment(BaseEnvironment):
                 f"the row has no column {self.prompt_key!r}; it has: {', '.join(sorted(row))}; "
                 "set data.prompt_key"
             )
-        return [dict(message) for message in as_messages(row[self.prompt_key])]
+        return [dict(message) for message in text_messages(row[self.prompt_key])]
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """Ends the episode."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from custom.reward_managers.unscored import UNSCORED
 from training.run.abort_policy import EnvironmentsFail
 from training.run.metrics.evaluation_statistics import (
     FEWEST_TASKS_FOR_A_DIFFERENCE,
@@ -74,6 +75,7 @@ def summarise(
         "sources": sources,
         "endings": dict(Counter(samples.endings).most_common()),
         "failed_episodes": len(failed),
+        "unscored_episodes": sum(map(bool, samples.infos.get(UNSCORED, []))),
         "attempts_played_again": sum(fact["attempts"] - 1 for fact in facts),
         "first_error": errors[0].splitlines()[0] if errors else None,
         "by_task": [
@@ -117,10 +119,11 @@ def source_summary(
     rewards = np.array(samples.rewards, dtype=np.float64)[tasks]  # (tasks, n)
     tokens = np.array(samples.tokens)[tasks]
     n = rewards.shape[1]
+    bounds = reward_bounds(rewards)
     summary: dict[str, Any] = {
         "tasks": len(tasks),
         "samples": n,
-        "mean": asdict(estimate(rewards.mean(axis=1))),
+        "mean": asdict(estimate(rewards.mean(axis=1), bounds=bounds)),
         "std_over_tasks": spread_over_tasks(rewards),
         "std_over_samples": spread_over_samples(rewards),
         "tokens_per_episode": float(tokens.mean()),
@@ -131,8 +134,16 @@ def source_summary(
     if n > 1 and any(votes[row] is not None for row in tasks.flat):
         texts = [[str(votes[row]) for row in rows] for rows in tasks]
         for k in subset_sizes(n):
-            summary[f"maj@{k}"] = asdict(estimate(majority_at_k(texts, rewards, k)))
+            summary[f"maj@{k}"] = asdict(estimate(majority_at_k(texts, rewards, k), bounds=bounds))
     return summary
+
+
+def reward_bounds(rewards: np.ndarray) -> tuple[float, float] | None:
+    """Returns between which values rewards lie, where they show it: 1 and -1; None elsewhere.
+
+    `estimate` knows those between 0 and 1 by itself.
+    """
+    return (-1.0, 1.0) if np.isin(rewards, (-1.0, 1.0)).all() else None
 
 
 def task_entries(
@@ -182,6 +193,11 @@ def describe(result: Mapping[str, Any], name: str) -> str:
             f"  {result['failed_episodes']} of {count(result['episodes'], 'episode')} failed and "
             "have reward 0 in these numbers"
         )
+    if result["unscored_episodes"]:
+        lines.append(
+            f"  {result['unscored_episodes']} of {count(result['episodes'], 'episode')} have no "
+            "score, as the judge or reward function failed, and have reward 0 in these numbers"
+        )
     if result["attempts_played_again"]:
         number = count(result["attempts_played_again"], "failed attempt")
         lines.append(f"  {number} played again (agent.on_failure=refill)")
@@ -228,7 +244,10 @@ def _rows(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _row(name: str, entry: Mapping[str, Any]) -> str:
-    return f"{name:<8} {with_interval(Estimate(**entry))}"
+    found = Estimate(**entry)
+    # Rewards of no known range may have values that few tasks do not show.
+    note = " (approximate)" if found.approximate and found.low is not None else ""
+    return f"{name:<8} {with_interval(found)}{note}"
 
 
 def with_interval(found: Estimate) -> str:

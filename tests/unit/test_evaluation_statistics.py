@@ -91,8 +91,65 @@ def test_students_quantile_is_that_of_the_tables() -> None:
 
 def test_one_task_has_no_interval_and_equal_tasks_have_no_width() -> None:
     assert statistics.estimate(np.array([0.5])).low is None
-    alike = statistics.estimate(np.ones(12))
-    assert (alike.value, alike.low, alike.high) == (1.0, 1.0, 1.0)
+    outside = statistics.estimate(np.full(12, 7.0))
+    assert (outside.value, outside.low, outside.high, outside.approximate) == (7.0, 7.0, 7.0, True)
+    # No width is proved where the values have a range and could have been others.
+    alike = statistics.estimate(np.full(12, 0.5))
+    assert alike.low is not None and alike.high is not None
+    assert alike.low < 0.3 and alike.high > 0.7 and not alike.approximate
+
+
+def test_an_interval_of_whole_tasks_is_that_of_the_tables_of_clopper_and_pearson() -> None:
+    assert statistics.trials_interval(0.9, 10) == pytest.approx((0.55498, 0.99747), abs=1e-5)
+    assert statistics.trials_interval(0.5, 20) == pytest.approx((0.27196, 0.72804), abs=1e-5)
+    assert statistics.beta_share(2, 1, 0.3) == pytest.approx(0.09)
+
+
+def test_rewards_of_one_and_minus_one_have_the_interval_of_their_shares() -> None:
+    shares = np.array([1.0, 1.0, 0.75, 1.0, 0.5])
+    of_shares = statistics.estimate(shares)
+    turned = statistics.estimate(2 * shares - 1, bounds=(-1.0, 1.0))
+    assert of_shares.low is not None and turned.low is not None
+    assert turned.low == pytest.approx(2 * of_shares.low - 1)
+
+
+# Distributions of how often a task is solved, as beta's two numbers.
+TASKS = {"easy": (8, 0.4), "hard": (0.4, 8), "u": (0.3, 0.3), "mixed": (2, 3), "alike": (20, 20)}
+
+
+def share_of_intervals_that_hold(
+    kind: str, tasks: int, samples: int, cases: int, monkeypatch: pytest.MonkeyPatch
+) -> float:
+    monkeypatch.setattr(statistics, "DRAWS", 1000)
+    a, b = TASKS[kind]
+    generator = np.random.default_rng(7)
+    held = 0
+    for case in range(cases):
+        chances = generator.beta(a, b, size=tasks)
+        rewards = generator.random((tasks, samples)) < chances[:, None]
+        found = statistics.estimate(rewards.mean(axis=1), seed=case)
+        assert found.low is not None and found.high is not None
+        held += found.low <= a / (a + b) <= found.high
+    return held / cases
+
+
+@pytest.mark.parametrize("kind", ["easy", "hard", "u"])
+@pytest.mark.parametrize(("tasks", "samples"), [(5, 1), (10, 1), (20, 4)])
+def test_an_interval_of_few_hard_or_easy_tasks_holds_the_true_mean(
+    kind, tasks, samples, monkeypatch
+) -> None:
+    assert share_of_intervals_that_hold(kind, tasks, samples, 150, monkeypatch) >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("tasks", [5, 10, 20, 50, 100])
+@pytest.mark.parametrize("samples", [1, 4, 16])
+def test_an_interval_holds_the_true_mean_for_all_kinds_of_tasks(
+    kind, tasks, samples, monkeypatch
+) -> None:
+    # 2,000 cases show a share of 0.95 as one of 0.935 or more.
+    assert share_of_intervals_that_hold(kind, tasks, samples, 2000, monkeypatch) >= 0.93
 
 
 def test_tasks_that_all_pass_or_all_fail_still_leave_a_doubt() -> None:

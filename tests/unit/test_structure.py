@@ -24,6 +24,7 @@ ROOMS = (
     "custom.env_calls",
     "custom.confine",
     "custom.loop_thread",
+    "custom.math_answers",
     "custom.verifier_process",
     "custom.reward_score",
     "custom.env_factory",

@@ -158,6 +158,19 @@ def test_sources_are_shown_each_and_together_and_an_answers_acc_is_what_passes()
     assert len(summary["by_task"]) == 3
 
 
+def test_episodes_that_a_judge_failed_to_score_and_rewards_of_no_range_are_told() -> None:
+    samples = samples_of([[0.0, 3.0], [7.0, 1.0]])
+    samples.infos["unscored"] = [True, False, None, False]
+    result = summarise(samples, [], 1.0)
+    result |= {"sampling": {"do_sample": False}, "seeded_as_step": 0}
+    text = describe(result, "model")
+    assert result["unscored_episodes"] == 1
+    assert "1 of 4 episodes have no score, as the judge or reward function failed" in text
+    [mean] = [line for line in text.split("\n") if "mean@" in line]
+    [passed] = [line for line in text.split("\n") if "pass@1" in line]
+    assert mean.endswith("(approximate)") and "approximate" not in passed
+
+
 def test_one_task_is_described_without_an_interval() -> None:
     result = summarise(samples_of([[0.5]]), [], 1.0)
     result |= {"sampling": {"do_sample": False}, "seeded_as_step": 0}

@@ -85,18 +85,18 @@ from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 logger = logging.getLogger(__name__)
 
 
-class Shouting(RLHFDataset):
+class Above(RLHFDataset):
     def __init__(self, data_files, tokenizer, config: DictConfig, processor=None):
         super().__init__(data_files, tokenizer, config, processor)
         self.word = config.get("reward_fn_key", "data_source")
 
     def _build_messages(self, example: dict):
         messages = list(example[self.prompt_key])
-        return [{**message, "content": message["content"].upper()} for message in messages]
+        return [{**message, "content": f"above {message['content']}"} for message in messages]
 
     def __getitem__(self, item):
         row = super().__getitem__(item)
-        row["shouted"] = True
+        row["changed"] = True
         return row
 """
 
@@ -241,7 +241,7 @@ def test_a_dataset(tmp_path: Path, tiny_task: Path) -> None:
     rows = [
         {
             "data_source": "mine",
-            "prompt": [{"role": "user", "content": "above 1 below 8"}],
+            "prompt": [{"role": "user", "content": "1 below 8"}],
             "reward_model": {"ground_truth": "1 8"},
         }
     ]
@@ -251,11 +251,11 @@ def test_a_dataset(tmp_path: Path, tiny_task: Path) -> None:
     config = DataConfig(
         max_prompt_length=12,
         return_raw_chat=True,
-        custom_cls=CustomClassConfig(path=path, name="Shouting"),
+        custom_cls=CustomClassConfig(path=path, name="Above"),
     )
     (row,) = create_dataset(str(tmp_path / "rows.json"), config, tokenizer)
-    assert row["raw_prompt"][0]["content"] == "ABOVE 1 BELOW 8" and row["shouted"]
-    built_by_hand = load_extern_object(path, "Shouting")(
+    assert row["raw_prompt"][0]["content"] == "above 1 below 8" and row["changed"]
+    built_by_hand = load_extern_object(path, "Above")(
         data_files=str(tmp_path / "rows.json"),
         tokenizer=tokenizer,
         config=OmegaConf.create({"max_prompt_length": 12, "prompt_key": "prompt"}),

@@ -24,6 +24,11 @@ DRAWN_AT_ONCE = 2_000_000
 MOST_SUBSETS = 2_000
 # With fewer tasks, differences of one sign come by chance in more than 1 of 20 cases: 2 / 2^5.
 FEWEST_TASKS_FOR_A_DIFFERENCE = 6
+# With fewer tasks' worth of either end of the range, drawing tasks again hides what is rare.
+MOST_RARE = 10
+# Halvings that find a quantile, and terms of a continued fraction: both to the last bits.
+BISECTIONS = 50
+TERMS = 200
 # Rewards are float32 sums, which may miss 1 by their last bit.
 TOLERANCE = 1e-6
 
@@ -35,35 +40,107 @@ class Estimate:
     Attributes:
         low, high: None where there is one task, which shows no spread.
         tasks: how many it is a mean of.
+        approximate: the values have no known range, so that few tasks may hide what is rare.
     """
 
     value: float
     low: float | None
     high: float | None
     tasks: int
+    approximate: bool = False
 
 
-def estimate(task_values: np.ndarray, seed: int = 42) -> Estimate:
-    """Averages one value a task, (tasks,), with its bootstrap interval."""
-    interval = bootstrap_interval(task_values, seed)
-    low, high = interval or (None, None)
-    return Estimate(float(np.mean(task_values)), low, high, len(task_values))
+def estimate(
+    task_values: np.ndarray, seed: int = 42, bounds: tuple[float, float] | None = None
+) -> Estimate:
+    """Averages one value a task, (tasks,), with its interval.
+
+    Args:
+        bounds: between which all values lie. None: 0 and 1 where these do, else unknown; the
+            interval is then the bootstrap's, and approximate.
+    Few tasks of one kind, such as ten of which nine are solved, say nothing of how bad the others
+    are. So where either end of the range has fewer than MOST_RARE tasks' worth, the interval is
+    the one of as many trials (`trials_interval`), which is wider than the bootstrap's.
+    """
+    values = np.asarray(task_values, dtype=np.float64)
+    tasks = len(values)
+    mean = float(np.mean(values))
+    if tasks < 2:
+        return Estimate(mean, None, None, tasks)
+    if bounds is None and values.min() >= 0 and values.max() <= 1 + TOLERANCE:
+        bounds = (0.0, 1.0)
+    if bounds is None:
+        return bootstrap_estimate(values, seed)
+    least, most = bounds
+    share = min(max((mean - least) / (most - least), 0.0), 1.0)
+    is_alike = bool(np.ptp(values) == 0)
+    if not is_alike and tasks * min(share, 1 - share) >= MOST_RARE:
+        low, high = bootstrap_interval(values, seed) or (least, most)
+        return Estimate(mean, low, high, tasks)
+    low, high = trials_interval(share, tasks)
+    return Estimate(mean, least + low * (most - least), least + high * (most - least), tasks)
+
+
+def bootstrap_estimate(task_values: np.ndarray, seed: int = 42) -> Estimate:
+    """Averages one value a task, of any range, with its bootstrap interval."""
+    low, high = bootstrap_interval(task_values, seed) or (None, None)
+    return Estimate(float(np.mean(task_values)), low, high, len(task_values), approximate=True)
 
 
 def estimate_share(task_shares: np.ndarray, seed: int = 42) -> Estimate:
-    """Averages one share a task, (tasks,) in [0, 1], with its interval.
+    """Averages one share a task, (tasks,) in [0, 1], with its interval."""
+    return estimate(task_shares, seed, bounds=(0.0, 1.0))
 
-    Where all tasks have 0, or all have 1, drawing them again shows no spread; the interval is then
-    the exact one of as many trials (Clopper and Pearson), as far as 1 - 0.025^(1 / tasks) from the
-    end: 0.31 with ten tasks.
+
+def trials_interval(share: float, tasks: int) -> tuple[float, float]:
+    """Returns the exact interval of a share of so many trials (Clopper and Pearson).
+
+    Tasks with values between 0 and 1 count in part, which makes it wider than it need be: no
+    values in that range spread more than those of trials. Where all tasks got the same end, it
+    reaches 1 - 0.025^(1 / tasks) from there: 0.31 with ten tasks.
     """
-    found = estimate(task_shares, seed)
-    if found.tasks < 2 or found.value not in (0.0, 1.0):
-        return found
-    reach = 1 - ((1 - LEVEL) / 2) ** (1 / found.tasks)
-    if found.value == 0:
-        return Estimate(0.0, 0.0, reach, found.tasks)
-    return Estimate(1.0, 1 - reach, 1.0, found.tasks)
+    tail = (1 - LEVEL) / 2
+    # Sums of float32 may miss a whole number by a little.
+    passed = round(share * tasks, 6)
+    low = 0.0
+    if passed > 0:
+        low = beta_quantile(tail, passed, tasks - passed + 1)
+    high = 1.0
+    if passed < tasks:
+        high = beta_quantile(1 - tail, passed + 1, tasks - passed)
+    return low, high
+
+
+def beta_quantile(share: float, a: float, b: float) -> float:
+    """Returns below which point the beta distribution with a and b has a share of its mass."""
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if beta_share(a, b, middle) < share:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def beta_share(a: float, b: float, x: float) -> float:
+    """Returns the beta distribution's mass below x, I_x(a, b).
+
+    By its continued fraction (Abramowitz and Stegun 26.5.8), evaluated from its end; the fraction
+    converges fast below the mean, above it the mirrored one is taken.
+    """
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - beta_share(b, a, 1 - x)
+    fraction = 1.0
+    for m in range(TERMS, 0, -1):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m - 1) * (a + b + m - 1) * x / ((a + 2 * m - 2) * (a + 2 * m - 1))
+        fraction = 1 + odd / (1 + even / fraction)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    log_front += a * math.log(x) + b * math.log1p(-x)
+    return math.exp(log_front) / (a * fraction)
 
 
 def bootstrap_interval(task_values: np.ndarray, seed: int = 42) -> tuple[float, float] | None:
@@ -196,7 +273,7 @@ def paired_difference(first: np.ndarray, second: np.ndarray, seed: int = 42) -> 
     The tasks are the same, so that what makes one hard is taken off: tasks are drawn with both
     their values.
     """
-    return estimate(np.asarray(first) - np.asarray(second), seed)
+    return bootstrap_estimate(np.asarray(first) - np.asarray(second), seed)
 
 
 def is_shown(difference: Estimate) -> bool:
