@@ -147,6 +147,9 @@ def _estimate_in_parts(
         "response_mask",
         *algos.accepted_arguments(estimator, dict(data.batch)),
     }
+    if "turn_ids" in data.batch:
+        # An episode's line stands in the order of its turns, whatever the estimator reads.
+        read.add("turn_ids")
     selected = data.select(batch_keys=sorted(read))
     keys: Sequence[Any] = range(len(episodes.rows))
     if span != "episodes":

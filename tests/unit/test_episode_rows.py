@@ -21,7 +21,7 @@ from data.protocol import DUMMY_UID, DataProto
 from training.advantage import compute_advantage
 from training.batch.dynamic_sampling import varied_groups
 from training.batch.episode_rows import EpisodeRows, group_keys, observation_mask
-from training.core_algos import compute_gae_advantage_return
+from training.core_algos import compute_gae_advantage_return, register_adv_est
 from training.core_algos.built_in import ESTIMATOR_NEEDS
 
 WIDTH = 4
@@ -344,6 +344,75 @@ def test_an_episode_of_many_rows_does_not_make_the_others_as_wide(estimator: str
     with LargestTensor() as seen:
         compute_advantage(batch, estimator, gamma=0.9, lam=0.8, config=SETTINGS)
     assert seen.entries <= 4 * 100 * WIDTH
+
+
+def with_a_helper() -> DataProto:
+    """Turns 0 and 2 of episode 0 are its first row's, turn 1 a helper's; turn 2 is paid 1."""
+    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
+    zeros = torch.zeros(3, 4)
+    rewards = zeros.clone()
+    rewards[0, 3] = 1.0
+    return DataProto.from_dict(
+        tensors={
+            "response_mask": mask,
+            "turn_ids": torch.tensor([[0, 0, -1, 2], [1, 1, -1, -1], [0, 0, 0, -1]]),
+            "token_level_rewards": rewards,
+            "values": zeros,
+            "old_log_probs": zeros - 1,
+            "ref_log_prob": zeros - 1,
+            "sum_pi_squared": zeros + 0.3,
+            "reward_baselines": torch.zeros(3),
+        },
+        non_tensors={
+            "uid": object_array(["g"] * 3),
+            "episode_id": object_array(["0", "0", "1"]),
+            "episode_row": np.array([0, 1, 0]),
+            "anchors": object_array([["a", "b", "c"]] * 3),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        "gae",
+        "turn_gae",
+        "reinforce_plus_plus",
+        "remax",
+        "optimal_token_baseline",
+        "tir_optimal_token_baseline",
+        "turn_return",
+        "gigpo",
+    ],
+)
+def test_a_helpers_turn_has_the_return_of_what_came_after_it(estimator: str) -> None:
+    config = SimpleNamespace(gamma=1.0, turn_gamma=1.0, turn_lam=1.0, gigpo_step_weight=1.0)
+    batch = compute_advantage(with_a_helper(), estimator, config=config)
+    returns = batch.batch["returns"]
+    assert returns[0].tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert returns[1].tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_helpers_turn_is_discounted_by_the_tokens_between_it_and_the_reward() -> None:
+    """The line is 0 0 1 1 2: with gamma 0.5 the helper's last token is one token from the end."""
+    batch = compute_advantage(with_a_helper(), "gae", gamma=0.5, config=SETTINGS)
+    assert batch.batch["returns"][1].tolist() == [0.25, 0.5, 0.0, 0.0]
+    assert batch.batch["returns"][0].tolist() == [0.0625, 0.125, 0.0, 1.0]
+
+
+def test_an_estimator_of_ones_own_sees_the_turns_in_their_order() -> None:
+    seen = []
+
+    @register_adv_est("sees_lines", span="episodes")
+    def sees_lines(token_level_rewards, response_mask):
+        seen.append(token_level_rewards.tolist())
+        return token_level_rewards, token_level_rewards
+
+    batch = with_a_helper()
+    batch.batch["token_level_rewards"][1, 0] = 0.5
+    compute_advantage(batch, "sees_lines")
+    assert [[0.0, 0.0, 0.5, 0.0, 1.0]] in seen
+    assert batch.batch["returns"][1].tolist() == [0.5, 0.0, 0.0, 0.0]
 
 
 def test_whitening_is_over_the_episodes_of_all_lengths() -> None:
