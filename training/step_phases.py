@@ -21,8 +21,7 @@ from data.outcome_rewards import move_to_sampled_tokens
 from data.protocol import DUMMY_UID, DataProto
 from data.seeds import seed_for
 from training.advantage import apply_kl_penalty, compute_advantage
-from training.batch.dynamic_sampling import REWARD_INFO
-from training.batch.episode_rows import EpisodeRows, observation_mask
+from training.batch.episode_rows import REWARD_INFO, EpisodeRows, observation_mask
 from training.batch.policy_filtration import compute_pf_ppo_reweight_data
 from training.batch.rank_layout import arrange
 from training.config import PPOConfig
@@ -276,8 +275,8 @@ class StepPhases:
 
 
 def scores_of_last_rows(batch: DataProto, row_scores: Tensor) -> Tensor:
-    """Returns scores (B, R) in which of an episode's rows the last one's count, float32."""
-    last_rows = [rows[-1] for rows in EpisodeRows(batch).rows]
+    """Returns scores (B, R) in which of an episode's rows that of its last turn counts, float32."""
+    last_rows = EpisodeRows(batch).last
     scores = torch.zeros(batch.batch["response_mask"].shape)
     scores[last_rows] = row_scores[last_rows]
     return scores

@@ -116,7 +116,7 @@ def _validate_batch(
     episodes = EpisodeRows(batch)
     values = {}
     for name, row_values in infos.items():
-        values[name] = [row_values[row] for row in episodes.first]
+        values[name] = [row_values[row] for row in episodes.last]
     values["reward"] = episodes.join(scores).sum(dim=1).tolist()
     sampled = episodes.join(batch.batch["response_mask"]).sum(dim=1).tolist()
     return batch.select_idxs(episodes.first), values, [int(count) for count in sampled]

@@ -400,6 +400,56 @@ def test_a_helpers_turn_is_discounted_by_the_tokens_between_it_and_the_reward() 
     assert batch.batch["returns"][0].tolist() == [0.0625, 0.125, 0.0, 1.0]
 
 
+def test_what_is_said_of_an_answer_is_read_from_the_row_of_the_last_turn() -> None:
+    """Episode 0 began in row 0 and ended there; its helper's row comes between."""
+    batch = with_a_helper()
+    batch.non_tensor_batch["reward_info/acc"] = object_array([1.0, None, 0.5])
+    batch.non_tensor_batch["ending"] = object_array(["done", "done", "overflow"])
+    episodes = EpisodeRows(batch)
+    assert episodes.rows == [[0, 1], [2]]
+    assert episodes.last.tolist() == [0, 2]
+    assert episodes.column("reward_info/acc").tolist() == [1.0, 0.5]
+    assert episodes.column("ending").tolist() == ["done", "overflow"]
+    batch.batch["turn_ids"][1, :2] = 3
+    episodes = EpisodeRows(batch)
+    assert episodes.last.tolist() == [1, 2], "now the helper spoke last"
+    assert episodes.column("reward_info/acc").tolist() == [None, 0.5]
+
+
+def test_the_last_turn_is_the_last_whatever_a_correction_has_left_out() -> None:
+    batch = batch_of([("g", "a", 0, [0.0, 0.0]), ("g", "a", 1, [0.0, 1.0])])
+    batch.batch["turn_ids"] = torch.tensor([[0, 0], [1, 1]])
+    batch.batch["response_mask"] = torch.tensor([[1, 1], [0, 0]])
+    assert EpisodeRows(batch).last.tolist() == [1]
+    batch.batch["turn_ids"][:] = -1
+    assert EpisodeRows(batch).last.tolist() == [1], "a failed episode's turns are not known"
+
+
+def test_gdpo_compares_what_the_reward_function_said_of_the_last_row() -> None:
+    batch = batch_of(
+        [("g", "a", 0, [0.0]), ("g", "a", 1, [1.0]), ("g", "b", 0, [0.0]), ("g", "b", 1, [0.0])]
+    )
+    batch.batch["turn_ids"] = torch.tensor([[0], [1], [0], [1]])
+    batch.non_tensor_batch["reward_info/acc"] = object_array([None, 1.0, None, 0.0])
+    config = SimpleNamespace(gdpo_reward_keys=("acc",), gdpo_reward_weights=())
+    compute_advantage(batch, "gdpo", config=config)
+    assert batch.batch["advantages"].sign().flatten().tolist() == [1, 1, -1, -1]
+
+
+def test_an_estimator_of_ones_own_reads_what_was_said_of_the_last_row() -> None:
+    seen = []
+
+    @register_adv_est("reads_acc")
+    def reads_acc(token_level_rewards, response_mask, non_tensor_batch):
+        seen.append(non_tensor_batch["acc"].tolist())
+        return token_level_rewards, token_level_rewards
+
+    batch = with_a_helper()
+    batch.non_tensor_batch["reward_info/acc"] = object_array([1.0, 0.25, 0.5])
+    compute_advantage(batch, "reads_acc")
+    assert seen == [[1.0, 0.5]]
+
+
 def test_an_estimator_of_ones_own_sees_the_turns_in_their_order() -> None:
     seen = []
 

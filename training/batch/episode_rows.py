@@ -1,8 +1,9 @@
-"""Arranges a batch by episodes: which rows belong to one, and its tokens on one line.
+"""Arranges a batch by episodes: which rows belong to one, in which order, and whose values count.
 
-Estimators, filters and metrics see episodes. An episode counts once however many rows it has, and
-its rewards reach back over all of them. Dummy rows, which only pad a batch to the ranks, are an
-episode each and enter no average.
+Estimators, filters and metrics see episodes, and ask here. An episode counts once however many rows
+it has, and its rewards reach back over all of them. What is said of its answer (a score, `acc`,
+`pred`) is read from the row in which it answered last. Dummy rows, which only pad a batch to the
+ranks, are an episode each and enter no average.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from data.array_ops import object_array, row_sums
 from data.protocol import DUMMY_UID, DataProto
 from training.batch.row_groups import rows_by_key
 from training.core_algos.masked_ops import sampled_sums
+
+# Columns of the reward function's values beside the score begin with this.
+REWARD_INFO = "reward_info/"
 
 
 def real_rows(batch: DataProto) -> Tensor:
@@ -72,7 +76,7 @@ class EpisodeRows:
     its helpers, so does its line.
 
     Attributes:
-        rows: for each episode its row numbers, in the order of `episode_row`.
+        rows: for each episode its row numbers, in the order in which they begin (`episode_row`).
         first: (E,) int64, each episode's first row.
         real: (B,) bool, False for dummy rows.
         one_row_each: whether the episodes are the batch's rows.
@@ -103,6 +107,34 @@ class EpisodeRows:
         self._episode_of_row[in_order] = torch.from_numpy(
             np.repeat(np.arange(len(lengths)), lengths)
         )
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """Finds the row of each episode that holds its last turn, (E,) int64: its values count.
+
+        That is not the row that began last where a conversation goes on after those of its helpers.
+        Turns that a correction has left out are turns all the same.
+        """
+        if self.one_row_each or "turn_ids" not in self._batch.batch:
+            return np.array([rows[-1] for rows in self.rows], dtype=np.int64)
+        last_turns = self._batch.batch["turn_ids"].amax(dim=1).tolist()  # (B,)
+        found = []
+        for rows in self.rows:
+            # From the end, as the later one counts of rows without a sampled token.
+            found.append(max(reversed(rows), key=last_turns.__getitem__))
+        return np.array(found, dtype=np.int64)
+
+    def column(self, name: str) -> np.ndarray:
+        """Returns each episode's value of a column, (E,).
+
+        What the reward function said counts of the row that holds the last turn; all else is the
+        first row's.
+
+        Raises:
+            KeyError: the batch has no such column.
+        """
+        rows = self.last if name.startswith(REWARD_INFO) else self.first
+        return self._batch.non_tensor_batch[name][rows]
 
     @cached_property
     def first_by_group(self) -> dict[str, list[int]]:
@@ -195,9 +227,7 @@ class EpisodeRows:
 
         It holds the sum of the episode's rewards, and as mask its number of tokens.
         """
-        columns = {
-            name: values[self.first] for name, values in self._batch.non_tensor_batch.items()
-        }
+        columns = {name: self.column(name) for name in self._batch.non_tensor_batch}
         tensors = {
             "token_level_rewards": self.totals(self._batch.batch["token_level_rewards"])[:, None],
             "response_mask": self.lengths[:, None],

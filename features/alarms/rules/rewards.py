@@ -23,8 +23,7 @@ from features.alarms.finding import Finding, place_of
 from features.alarms.rule import RulesWithMemory, rule
 from features.alarms.seen_step import SeenStep
 from features.alarms.spread import GroupSpread, groups_without_spread
-from training.batch.dynamic_sampling import REWARD_INFO
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import REWARD_INFO, EpisodeRows
 from training.batch.row_groups import rows_by_key
 from training.core_algos import kl_penalty
 from training.observers import ObservedRun
@@ -132,7 +131,9 @@ class ScoreRules(RulesWithMemory):
         if "environment_rewards" in batch.batch:
             return
         scores = batch.batch["token_level_scores"].sum(1).tolist()
-        rows = [row for row, is_real in enumerate(seen.episodes.real.tolist()) if is_real]
+        # Of an episode the row that is scored.
+        is_real = seen.episodes.real.tolist()
+        rows = [row for row in seen.episodes.last.tolist() if is_real[row]]
         yield from self._check_pairs(batch, rows, scores)
         yield from self._check_infos(batch, rows, scores)
 

@@ -1,0 +1,93 @@
+"""Tests what a validation takes from a batch: a sample an episode, whatever rows it has."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.array_ops import object_array
+from data.protocol import DataProto
+from training.validation import ValidationSamples, play_validation
+
+# An answer of a batch: task, episode, number and turn of the row, reward.
+Answer = tuple[str, str, int, int, float]
+
+
+def batch_of(answers: list[Answer], **columns: list[Any]) -> DataProto:
+    """Makes a scored batch with a row an answer, three tokens each."""
+    uids, episodes, numbers, turns, rewards = zip(*answers, strict=True)
+    mask = torch.ones(len(answers), 3, dtype=torch.int64)
+    scores = torch.zeros(len(answers), 3)
+    scores[:, -1] = torch.tensor(rewards)
+    names = {"uid": uids, "episode_id": episodes, "ending": ["done"] * len(answers)} | columns
+    return DataProto.from_dict(
+        tensors={
+            "prompts": mask[:, :1],
+            "responses": mask.clone(),
+            "response_mask": mask,
+            "attention_mask": torch.ones(len(answers), 4, dtype=torch.int64),
+            "turn_ids": torch.tensor(turns)[:, None].expand_as(mask).clone(),
+            "scores": scores,
+        },
+        non_tensors={name: object_array(list(values)) for name, values in names.items()}
+        | {"episode_row": np.array(numbers)},
+    )
+
+
+class MadeUpTrainer:
+    """Plays what it is given, batch by batch, and remembers which groups it was asked for."""
+
+    global_steps = 1
+    tokenizer = None
+    val_reward_fn = None
+
+    def __init__(self, batches: list[DataProto], n: int, infos: dict[str, list[Any]]) -> None:
+        self.val_dataloader = batches
+        self.infos = infos
+        self.first_groups: list[int] = []
+        self.val_generations: list[Any] = []
+        self.config = SimpleNamespace(
+            trainer=SimpleNamespace(validation_data_dir=None, log_val_generations=0),
+            data=SimpleNamespace(reward_fn_key="data_source"),
+            actor_rollout_ref=SimpleNamespace(
+                rollout=SimpleNamespace(val_kwargs=SimpleNamespace(n=n))
+            ),
+        )
+        self.observers = SimpleNamespace(
+            validation_begins=lambda step: None,
+            generating=lambda step, validate: nullcontext(),
+            scored=lambda batch, scores: None,
+        )
+
+    def prompt_batch(self, rows: DataProto, n: int, first_group: int, validate: bool) -> DataProto:
+        self.first_groups.append(first_group)
+        return rows
+
+    def play(self, prompts: DataProto) -> DataProto:
+        return prompts
+
+    def score(self, batch: DataProto, reward_fn: Any) -> tuple[torch.Tensor, dict[str, list[Any]]]:
+        return batch.batch["scores"], self.infos
+
+    def on_batch(self, batch: DataProto) -> None:
+        pass
+
+
+def validated(batches: list[DataProto], n: int, **infos: list[Any]) -> ValidationSamples:
+    return play_validation(MadeUpTrainer(batches, n, infos))
+
+
+def test_what_is_said_of_an_answer_is_that_of_the_row_in_which_the_episode_ends() -> None:
+    """Two samples of a task, of two rows each; a's last turn stands in the row that began first."""
+    batch = batch_of(
+        [("g", "a", 0, 2, 1.0), ("g", "a", 1, 1, 0.0), ("g", "b", 0, 0, 0.0), ("g", "b", 1, 1, 0.0)]
+    )
+    samples = validated([batch], 2, acc=[1.0, 0.0, 0.5, 0.25], pred=["42", "?", "no answer", "7"])
+    assert samples.rewards == [1.0, 0.0]
+    assert samples.infos["acc"] == [1.0, 0.25]
+    assert samples.infos["pred"] == ["42", "7"]
+    assert samples.tokens == [6, 6]
