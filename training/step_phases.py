@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 
 from custom.reward_managers.unscored import UNSCORED
-from data.outcome_rewards import move_to_sampled_tokens
 from data.protocol import DUMMY_UID, DataProto
 from data.seeds import seed_for
 from training.advantage import apply_kl_penalty, compute_advantage
-from training.batch.episode_rows import REWARD_INFO, EpisodeRows, observation_mask
+from training.batch.episode_rows import (
+    REWARD_INFO,
+    EpisodeRows,
+    observation_mask,
+    scores_on_trained_tokens,
+)
 from training.batch.policy_filtration import compute_pf_ppo_reweight_data
 from training.batch.rank_layout import arrange
 from training.config import PPOConfig
@@ -127,7 +131,7 @@ class StepPhases:
             self.unscored.count(tried=len(batch), failed=0)
         if self.config.algorithm.rollout_correction.corrects:
             # Tokens that were left out since the batch was scored must not take their scores along.
-            scores = move_to_sampled_tokens(scores, batch.batch["response_mask"])
+            scores = scores_on_trained_tokens(batch, scores)
         batch.batch["token_level_scores"] = scores
         for name, values in infos.items():
             batch.non_tensor_batch[REWARD_INFO + name] = np.array(values, dtype=object)

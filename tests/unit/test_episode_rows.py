@@ -20,7 +20,12 @@ from data.array_ops import object_array
 from data.protocol import DUMMY_UID, DataProto
 from training.advantage import compute_advantage
 from training.batch.dynamic_sampling import varied_groups
-from training.batch.episode_rows import EpisodeRows, group_keys, observation_mask
+from training.batch.episode_rows import (
+    EpisodeRows,
+    group_keys,
+    observation_mask,
+    scores_on_trained_tokens,
+)
 from training.core_algos import compute_gae_advantage_return, register_adv_est
 from training.core_algos.built_in import ESTIMATOR_NEEDS
 
@@ -398,6 +403,56 @@ def test_a_helpers_turn_is_discounted_by_the_tokens_between_it_and_the_reward() 
     batch = compute_advantage(with_a_helper(), "gae", gamma=0.5, config=SETTINGS)
     assert batch.batch["returns"][1].tolist() == [0.25, 0.5, 0.0, 0.0]
     assert batch.batch["returns"][0].tolist() == [0.0625, 0.125, 0.0, 1.0]
+
+
+def test_the_score_of_a_row_that_is_left_out_goes_to_the_turn_before_it() -> None:
+    """The helper's turn 1 is paid 0.5 and left out: turn 0 has it then, turn 2 keeps its 1."""
+    batch = with_a_helper()
+    scores = batch.batch["token_level_rewards"].clone()
+    scores[1, 1] = 0.5
+    batch.batch["response_mask"][1] = 0
+    moved = scores_on_trained_tokens(batch, scores)
+    assert moved.tolist() == [[0.0, 0.5, 0.0, 1.0], [0.0] * 4, [0.0] * 4]
+    batch.batch["response_mask"][0, :2] = 0
+    moved = scores_on_trained_tokens(batch, scores)
+    assert moved[0].tolist() == [0.0, 0.0, 0.0, 1.5], "nothing is left before it"
+    batch.batch["response_mask"][0] = 0
+    assert not scores_on_trained_tokens(batch, scores).any(), "nor anything of the episode"
+
+
+def test_a_winner_that_loses_its_last_row_is_still_the_best_of_its_group() -> None:
+    batch = batch_of(
+        [("g", "a", 0, [0.0]), ("g", "a", 1, [1.0]), ("g", "b", 0, [0.5]), ("g", "c", 0, [0.0])]
+    )
+    batch.batch["response_mask"][1] = 0
+    scores = batch.batch["token_level_rewards"]
+    batch.batch["token_level_rewards"] = scores_on_trained_tokens(batch, scores)
+    advantages(batch, "grpo", norm_adv_by_std_in_grpo=False)
+    assert batch.batch["advantages"].flatten().tolist() == [0.5, 0.0, 0.0, -0.5]
+
+
+@settings(max_examples=50, deadline=None)
+@given(told=episodes(), seed=st.integers(0, 10**6))
+def test_no_rejection_changes_the_score_of_an_episode_that_has_a_token_left(told, seed) -> None:
+    owners = [(i, k) for i, rows in enumerate(told) for k in range(len(rows))]
+    order = np.random.default_rng(seed)
+    owners = [owners[j] for j in order.permutation(len(owners))]
+    batch = as_batch(
+        [told[i][k] for i, k in owners],
+        ["g"] * len(owners),
+        [str(i) for i, _ in owners],
+        [k for _, k in owners],
+    )
+    scores = batch.batch["token_level_rewards"]
+    before = EpisodeRows(batch).totals(scores)
+    kept = torch.from_numpy(order.random(scores.shape) < 0.3)
+    batch.batch["response_mask"] = batch.batch["response_mask"] * kept
+    moved = scores_on_trained_tokens(batch, scores)
+    is_sampled = batch.batch["response_mask"].bool()
+    assert not moved[~is_sampled].any()
+    episodes = EpisodeRows(batch)
+    expected = torch.where(episodes.lengths > 0, before, 0)
+    torch.testing.assert_close(episodes.totals(moved), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_what_is_said_of_an_answer_is_read_from_the_row_of_the_last_turn() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from data.array_ops import object_array, row_sums
+from data.outcome_rewards import move_to_sampled_tokens
 from data.protocol import DUMMY_UID, DataProto
 from training.batch.row_groups import rows_by_key
 from training.core_algos.masked_ops import sampled_sums
@@ -57,6 +58,29 @@ def group_keys(batch: DataProto) -> np.ndarray:
 def uid_of(group_key: str) -> str:
     """Returns the uid in one of `group_keys`."""
     return group_key.partition(" ")[0]
+
+
+def scores_on_trained_tokens(batch: DataProto, scores: Tensor) -> Tensor:
+    """Moves scores (B, R) from tokens that have been left out to those before them, else behind.
+
+    Sums of rows stay the same. A row of which nothing is left gives its scores to the other rows of
+    its episode, in the order of turns: an episode keeps its score as long as it has a token, and
+    one that has none is worth nothing.
+    """
+    mask = batch.batch["response_mask"].bool()
+    moved = move_to_sampled_tokens(scores, mask)
+    is_lost = scores.any(dim=1) & ~mask.any(dim=1)  # (B,)
+    episodes = EpisodeRows(batch)
+    if episodes.one_row_each or not is_lost.any():
+        return moved
+    rows = [row for rows in episodes.rows if is_lost[rows].any() for row in rows]
+    losing = batch.select_idxs(rows)
+    # The lines hold what is left out too, so that scores find their neighbours.
+    losing.batch["response_mask"] = mask[rows] | (scores[rows] != 0)
+    whole = EpisodeRows(losing)
+    lines = move_to_sampled_tokens(whole.join(scores[rows]), whole.join(mask[rows]))
+    moved[rows] = whole.split(lines)
+    return moved
 
 
 class EpisodeRows:
