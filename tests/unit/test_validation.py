@@ -91,3 +91,44 @@ def test_what_is_said_of_an_answer_is_that_of_the_row_in_which_the_episode_ends(
     assert samples.infos["acc"] == [1.0, 0.25]
     assert samples.infos["pred"] == ["42", "7"]
     assert samples.tokens == [6, 6]
+
+
+def spoken_by(batch: DataProto, speakers: list[str]) -> DataProto:
+    """Names who speaks in each row, as AGENT/NAME."""
+    agents = [f"p/{speaker.partition('/')[0]}" for speaker in speakers]
+    batch.non_tensor_batch["agent_conversation"] = object_array(speakers)
+    batch.non_tensor_batch["agent_role"] = object_array(agents)
+    return batch
+
+
+def test_an_episode_is_one_sample_however_many_conversations_it_has() -> None:
+    """The second sample of g has a solver of two rows, who earns 1, and a critic, who earns 0.5."""
+    batch = batch_of(
+        [
+            ("g", "a", 0, 0, 0.25),
+            ("g", "b", 0, 0, 0.0),
+            ("g", "b", 1, 1, 0.5),
+            ("g", "b", 2, 2, 1.0),
+        ],
+        data_source=["p"] * 4,
+    )
+    batch = spoken_by(batch, ["solver/0", "solver/0", "critic/0", "solver/0"])
+    samples = validated([batch], 2)
+    assert samples.uids == ["g", "g"]
+    assert samples.sources == ["p", "p"]
+    assert samples.rewards == [0.25, 0.75]
+    assert samples.tokens == [3, 9]
+
+
+def test_the_tasks_to_come_are_numbered_by_the_tasks_before_alone() -> None:
+    """Task g's episodes have three conversations and one, h's one each; a third batch is like g."""
+    talks = [("g", "a", 0, 0, 1.0), ("g", "a", 1, 1, 1.0), ("g", "a", 2, 2, 1.0)]
+    first = batch_of([*talks, ("g", "b", 0, 0, 0.0)])
+    second = batch_of([("h", "c", 0, 0, 1.0), ("h", "d", 0, 0, 1.0)])
+    third = batch_of([("i", "e", 0, 0, 1.0), ("i", "f", 0, 0, 1.0)])
+    spoken_by(first, ["solver/0", "solver/1", "critic/0", "solver/0"])
+    trainer = MadeUpTrainer([first, second, third], 2, {})
+    samples = play_validation(trainer)
+    assert trainer.first_groups == [0, 1, 2]
+    assert len(samples.uids) == 6
+    assert samples.metrics(seed=0)["val-core/unknown/reward/mean@2"] == (0.5 + 1 + 1) / 3

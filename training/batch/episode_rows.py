@@ -87,7 +87,8 @@ class EpisodeRows:
     """Groups a batch's rows (B) by `episode_id` into E episodes, in the order of their first rows.
 
     Where several agents speak in an episode, each of their conversations counts as an episode of
-    its own here: it has a reward of its own.
+    its own here: it has a reward of its own. With `by_conversation` false they are one episode, as
+    for a validation, whose samples are episodes whoever speaks in them.
 
     Where an episode has several rows, its line holds the sampled tokens of all of them, one behind
     the other, so that it is as long as its tokens are and not as its rows. With e for what was not
@@ -106,14 +107,16 @@ class EpisodeRows:
         one_row_each: whether the episodes are the batch's rows.
     """
 
-    def __init__(self, batch: DataProto) -> None:
+    def __init__(self, batch: DataProto, *, by_conversation: bool = True) -> None:
         columns = batch.non_tensor_batch
         size = len(batch)
         self._batch = batch
         self.real = real_rows(batch)
         ids = columns.get("episode_id", np.arange(size))
         order = columns.get("episode_row", np.zeros(size, dtype=np.int64))
-        conversations = columns.get("agent_conversation", np.full(size, ""))
+        conversations = np.full(size, "")
+        if by_conversation:
+            conversations = columns.get("agent_conversation", conversations)
         # The number of a dummy row is its key, as no id is an integer.
         keys = [
             (str(episode_id), str(conversation)) if is_real else row

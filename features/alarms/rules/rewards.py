@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from data.protocol import DataProto
 from features.alarms.finding import Finding, place_of

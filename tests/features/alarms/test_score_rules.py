@@ -8,7 +8,7 @@ import torch
 from data.array_ops import object_array
 from data.protocol import DataProto
 from features.alarms.finding import Finding
-from features.alarms.rules.rewards import ScoreRules
+from features.alarms.rules.rewards import ScoreRules, unpaid_rewards
 from tests.features.alarms.made_steps import made_run, seen_step
 
 
@@ -46,3 +46,15 @@ def test_an_episode_that_lost_its_score_with_a_row_is_named() -> None:
 
 def test_an_episode_of_which_nothing_is_trained_on_lost_nothing() -> None:
     assert not findings(two_rows([0.0, 0.0, 0.5], [0, 0, 1]), given=[0.0, 1.0, 0.5])
+
+
+def test_what_an_episode_was_paid_is_compared_with_all_its_conversations() -> None:
+    batch = two_rows([1.0, 0.5, 0.0], [1, 1, 1])
+    batch.batch["environment_rewards"] = batch.batch["token_level_scores"].clone()
+    batch.non_tensor_batch["agent_conversation"] = object_array(["solver/0", "critic/0", ""])
+    facts = [{"paid": 1.5, "ending": "done"}, None, {"paid": 0.0, "ending": "done"}]
+    batch.non_tensor_batch["episode_facts"] = object_array(facts)
+    assert not list(unpaid_rewards(seen_step(batch)))
+    batch.batch["environment_rewards"][1] = 0.0
+    [finding] = unpaid_rewards(seen_step(batch))
+    assert "episode a was paid 1.5, and is trained on with 1" in finding.text
