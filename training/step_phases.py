@@ -10,6 +10,7 @@ by the config alone, never by the batch's numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,13 @@ from training.config import PPOConfig
 from training.config.side_services import side_names
 from training.core_algos import get_kl_controller
 from training.core_algos.masked_ops import masked_mean
-from training.reward import RewardFunction, RewardInfos, compute_reward, compute_reward_async
+from training.reward import (
+    RewardFunction,
+    RewardInfos,
+    compute_reward,
+    compute_reward_of_rows,
+    run_beside,
+)
 from training.rollout_correction import apply_correction
 from training.rollout_mismatch import measure_mismatch
 from training.run.abort_policy import UnscoredWatch
@@ -88,7 +95,8 @@ class StepPhases:
             return lambda: scores
         runs_beside = self.config.reward_model.launch_reward_fn_async
         if runs_beside and self.groups.reward_model is None:
-            return compute_reward_async(batch, self.reward_fn).result
+            score = partial(self._function_scores, batch.select(), self.reward_fn)
+            return run_beside(score).result
         scores = self.score(batch, self.reward_fn)
         return lambda: scores
 
@@ -113,11 +121,16 @@ class StepPhases:
         return scores + modelled, infos
 
     def _function_scores(self, batch: DataProto, reward_fn: RewardFunction) -> Scores:
-        """Scores by the reward function: an environment's rows are all paid, a dataset's once."""
-        scores, infos = compute_reward(batch, reward_fn)
-        if self.config.plays_dataset_rows:
-            scores = scores_of_last_rows(batch, scores)
-        return scores, infos
+        """Scores by the reward function: an environment's rows are all paid, a dataset's once.
+
+        Of a dataset's episode of several rows the function sees the one with the last turn alone;
+        the others have score 0 and no further values (None).
+        """
+        if not self.config.plays_dataset_rows:
+            return compute_reward(batch, reward_fn)
+        counts = torch.zeros(len(batch), dtype=torch.bool)
+        counts[EpisodeRows(batch).last] = True
+        return compute_reward_of_rows(batch, reward_fn, counts)
 
     def add_rewards(self, batch: DataProto, scores: Tensor, infos: RewardInfos) -> DataProto:
         """Sets `token_level_scores` (B, R), and the reward function's further values as columns.

@@ -1,0 +1,102 @@
+"""Tests what a step's phases make of rewards, above all of episodes of several rows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data.array_ops import object_array
+from data.protocol import DataProto
+from training import step_phases
+from training.run.abort_policy import UnscoredWatch
+from training.step_phases import StepPhases
+
+
+def rows_of(episodes: list[tuple[str, int, list[int]]]) -> DataProto:
+    """Makes rows of two places; each is (episode, number of the row, turns of its tokens)."""
+    turns = torch.tensor([turns for _, _, turns in episodes])
+    return DataProto.from_dict(
+        tensors={
+            "response_mask": (turns >= 0).long(),
+            "turn_ids": turns,
+            "responses": torch.arange(len(episodes))[:, None].expand(-1, 2).clone(),
+        },
+        non_tensors={
+            "uid": object_array(["g"] * len(episodes)),
+            "episode_id": object_array([name for name, _, _ in episodes]),
+            "episode_row": np.array([number for _, number, _ in episodes]),
+        },
+    )
+
+
+def phases_of(
+    *, plays_rows: bool = True, beside: bool = False, reward_fn: Any = None
+) -> StepPhases:
+    """Makes phases that have what scores need, and no model."""
+    phases = StepPhases.__new__(StepPhases)
+    config: Any = SimpleNamespace(
+        plays_dataset_rows=plays_rows,
+        environments=(1,),
+        agent=SimpleNamespace(on_failure="mask"),
+        reward_model=SimpleNamespace(launch_reward_fn_async=beside),
+        algorithm=SimpleNamespace(rollout_correction=SimpleNamespace(corrects=False)),
+    )
+    phases.config = config
+    phases.groups = SimpleNamespace(reward_model=None)  # type: ignore[assignment]
+    phases.reward_fn = reward_fn
+    phases.unscored = UnscoredWatch(0.5)
+    return phases
+
+
+class Scorer:
+    """Scores each row with 1, and says so; remembers which rows it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __call__(self, data: DataProto, return_dict: bool = False) -> dict[str, Any]:
+        rows = data.batch["responses"][:, 0].tolist()
+        self.seen += rows
+        return {
+            "reward_tensor": torch.ones(len(rows)),
+            "reward_extra_info": {"row": rows, "unscored": [row == 0 for row in rows]},
+        }
+
+
+# The first episode goes on in row 0 after its helper's row 1; the second ends in its later row.
+TWO_EPISODES = [("a", 0, [0, 2]), ("a", 1, [1, -1]), ("b", 0, [0, -1]), ("b", 1, [1, 1])]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_reward_function_sees_the_row_of_an_episodes_last_turn_alone(beside: bool) -> None:
+    scorer = Scorer()
+    phases = phases_of(beside=beside, reward_fn=scorer)
+    scores, infos = phases.start_reward(rows_of(TWO_EPISODES))()
+    assert scorer.seen == [0, 3]
+    assert scores.tolist() == [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 1.0]]
+    assert infos["row"] == [0, None, None, 3]
+
+
+def test_an_environments_rows_are_all_paid() -> None:
+    scorer = Scorer()
+    scores, _ = phases_of(plays_rows=False).score(rows_of(TWO_EPISODES), scorer)
+    assert scorer.seen == [0, 1, 2, 3]
+    assert scores.sum(1).tolist() == [1.0] * 4
+
+
+def test_a_judge_that_fails_on_an_earlier_row_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The judge of row 0 fails: that row counts in the first episode, and not in the second."""
+    monkeypatch.setattr(step_phases, "side_names", lambda config: ("judge",))
+    for first_turns, left in (([0, 2], False), ([0, 0], True)):
+        batch = rows_of([("a", 0, first_turns), ("a", 1, [1, -1]), ("b", 0, [0, 0])])
+        phases = phases_of()
+        scores, infos = phases.score(batch, Scorer())
+        batch = phases.add_rewards(batch, scores, infos)
+        assert batch.batch["response_mask"][0].any() == left
+        assert batch.batch["response_mask"][2].any()
