@@ -337,7 +337,7 @@ class PPOTrainer:
             batch = phases.arrange(batch)
             with timer("reward"):
                 wait_for_reward = phases.start_reward(batch)
-            if phases.needs_old_log_probs():
+            if phases.needs_old_log_probs() or phases.weighs_several_rows(batch):
                 with timer("old_log_prob"):
                     batch, mismatch = phases.add_old_log_probs(batch)
                     metrics |= mismatch

@@ -4,7 +4,7 @@
 
 Reference and critic are a call of their worker group each, which stands in `train_step` itself.
 Invariant: a phase reads fields of the batch and adds its own; what a phase is to compute is decided
-by the config alone, never by the batch's numbers.
+by the config, and by whether episodes have several rows, never by the batch's numbers.
 """
 
 from __future__ import annotations
@@ -194,6 +194,16 @@ class StepPhases:
             or (correction.corrects and not correction.weighs_alone)
             or self.plan.actor.updates > 1
         )
+
+    def weighs_several_rows(self, batch: DataProto) -> bool:
+        """Checks whether importance weights are those of episodes of which some have several rows.
+
+        Such weights need the log-probs of all rows, before the update takes the rows apart.
+        """
+        correction = self.config.algorithm.rollout_correction
+        if correction.rollout_is != "sequence" or correction.bypass_mode:
+            return False
+        return not EpisodeRows(batch).one_row_each
 
     def add_old_log_probs(self, batch: DataProto) -> tuple[DataProto, Metrics]:
         """Adds `old_log_probs` (B, R); measures entropy, and how far engine and trainer differ.

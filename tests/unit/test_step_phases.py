@@ -100,3 +100,18 @@ def test_a_judge_that_fails_on_an_earlier_row_costs_nothing(
         batch = phases.add_rewards(batch, scores, infos)
         assert batch.batch["response_mask"][0].any() == left
         assert batch.batch["response_mask"][2].any()
+
+
+@pytest.mark.parametrize(
+    ("rollout_is", "bypasses", "needed"),
+    [("sequence", False, True), ("token", False, False), ("sequence", True, False)],
+)
+def test_weights_of_sequences_are_made_before_the_update_where_an_episode_has_several_rows(
+    rollout_is: str, bypasses: bool, needed: bool
+) -> None:
+    phases = phases_of()
+    correction: Any = SimpleNamespace(rollout_is=rollout_is, bypass_mode=bypasses)
+    phases.config.algorithm.rollout_correction = correction  # type: ignore[misc]
+    assert phases.weighs_several_rows(rows_of(TWO_EPISODES)) == needed
+    alone = rows_of([("a", 0, [0, 2]), ("b", 0, [0, -1])])
+    assert not phases.weighs_several_rows(alone), "a row's own update has all that it needs"

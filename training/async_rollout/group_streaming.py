@@ -157,7 +157,7 @@ class GroupStreamingPhases(StepPhases):
         """Goes through the phases with groups that have ended, and adds up their gradient."""
         batch = super().arrange(ended)
         wait_for_reward = self.start_reward(batch)
-        if super().needs_old_log_probs():
+        if super().needs_old_log_probs() or super().weighs_several_rows(batch):
             batch, _ = self.add_old_log_probs(batch)
         if super().needs_reference():
             batch = batch.union(self.groups.reference.compute_ref_log_prob(batch))
@@ -175,6 +175,10 @@ class GroupStreamingPhases(StepPhases):
         return DataProto.concat(_with_same_columns(self.trained_parts))
 
     def needs_old_log_probs(self) -> bool:
+        """Returns False: the rows have what is read of them."""
+        return False
+
+    def weighs_several_rows(self, batch: DataProto) -> bool:
         """Returns False: the rows have what is read of them."""
         return False
 
