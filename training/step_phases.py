@@ -136,12 +136,12 @@ class StepPhases:
         """Sets `token_level_scores` (B, R), and the reward function's further values as columns.
 
         Episodes that a model beside the policy did not judge are left out, unless
-        `agent.on_failure` is zero.
+        `agent.on_failure` is zero. What dynamic sampling has scored was counted and treated then.
         """
         if UNSCORED in infos:
             self._leave_out_unscored(batch, scores, infos[UNSCORED])
-        elif side_names(self.config):
-            self.unscored.count(tried=len(batch), failed=0)
+        elif side_names(self.config) and "token_level_scores" not in batch.batch:
+            self.unscored.count(tried=_real_episodes(batch), failed=0)
         if self.config.algorithm.rollout_correction.corrects:
             # Tokens that were left out since the batch was scored must not take their scores along.
             scores = scores_on_trained_tokens(batch, scores)
@@ -156,7 +156,7 @@ class StepPhases:
         """Masks, in place, the rows of episodes that have a row without a score."""
         episodes = EpisodeRows(batch).rows
         missed = [rows for rows in episodes if any(unscored[row] for row in rows)]
-        self.unscored.count(tried=len(episodes), failed=len(missed))
+        self.unscored.count(tried=_real_episodes(batch), failed=len(missed))
         if self.config.agent.on_failure == "zero":
             return
         left_out = [row for rows in missed for row in rows]
@@ -299,6 +299,12 @@ class StepPhases:
         if self.groups.critic is not None:
             records = records + self.groups.critic.take_probe_records()
         return records
+
+
+def _real_episodes(batch: DataProto) -> int:
+    """Counts a batch's episodes, without dummy rows."""
+    episodes = EpisodeRows(batch)
+    return int(episodes.real[torch.from_numpy(episodes.first)].sum())
 
 
 def scores_of_last_rows(batch: DataProto, row_scores: Tensor) -> Tensor:

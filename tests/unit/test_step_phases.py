@@ -12,7 +12,7 @@ import torch
 from data.array_ops import object_array
 from data.protocol import DataProto
 from training import step_phases
-from training.run.abort_policy import UnscoredWatch
+from training.run.abort_policy import EnvironmentsFail, UnscoredWatch
 from training.step_phases import StepPhases
 
 
@@ -115,3 +115,37 @@ def test_weights_of_sequences_are_made_before_the_update_where_an_episode_has_se
     assert phases.weighs_several_rows(rows_of(TWO_EPISODES)) == needed
     alone = rows_of([("a", 0, [0, 2]), ("b", 0, [0, -1])])
     assert not phases.weighs_several_rows(alone), "a row's own update has all that it needs"
+
+
+@pytest.mark.parametrize("filters", [False, True])
+def test_a_judge_that_fails_too_often_ends_a_run_whether_groups_are_filtered_or_not(
+    monkeypatch: pytest.MonkeyPatch, filters: bool
+) -> None:
+    """In each step 3 of 5 episodes have no score, and a dummy row pads the batch."""
+    monkeypatch.setattr(step_phases, "side_names", lambda config: ("judge",))
+    phases = phases_of()
+    steps = 0
+    with pytest.raises(EnvironmentsFail, match="9 of 15 answers"):
+        for _ in range(12):
+            batch = rows_of([(str(number), 0, [0, -1]) for number in range(5)])
+            batch = batch.pad_with_dummies(6)
+            steps += 1
+            unscored = [True] * 3 + [False] * 2 + [None]
+            batch = phases.add_rewards(batch, torch.zeros(6, 2), {"unscored": unscored})
+            if filters:
+                scores, infos = phases.start_reward(batch)()
+                phases.add_rewards(batch, scores, infos)
+    assert steps == 3
+
+
+def test_episodes_are_counted_where_all_were_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows of an episode are one answer, and a dummy is none."""
+    monkeypatch.setattr(step_phases, "side_names", lambda config: ("judge",))
+    counted: list[tuple[int, int]] = []
+    phases = phases_of()
+    phases.unscored = SimpleNamespace(  # type: ignore[assignment]
+        count=lambda *, tried, failed: counted.append((tried, failed))
+    )
+    batch = rows_of(TWO_EPISODES).pad_with_dummies(6)
+    phases.add_rewards(batch, torch.zeros(len(batch), 2), {})
+    assert counted == [(2, 0)]
