@@ -15,6 +15,7 @@ from data.array_ops import row_blocks
 from data.protocol import FIELDS, DataProto
 from training import core_algos as algos
 from training.batch.episode_rows import REWARD_INFO, EpisodeRows, group_keys
+from training.core_algos.built_in import BUILT_IN_ESTIMATORS
 from training.core_algos.masked_ops import at_least_float32, masked_whiten
 
 # Fields an estimator may read that not every batch has: turns and anchors are made up for prompts,
@@ -141,11 +142,10 @@ def _estimate_in_parts(
             advantages = masked_whiten(advantages, mask)
         return advantages, advantages
     returns = torch.zeros_like(advantages)
-    read = {
-        "token_level_rewards",
-        "response_mask",
-        *algos.accepted_arguments(estimator, dict(data.batch)),
-    }
+    # What the built-in ones take as **kwargs, for verl's sake, they do not read.
+    reads_all = adv_estimator not in BUILT_IN_ESTIMATORS
+    fields_read = algos.accepted_arguments(estimator, dict(data.batch), reads_all=reads_all)
+    read = {"token_level_rewards", "response_mask", *fields_read}
     if "turn_ids" in data.batch:
         # An episode's line stands in the order of its turns, whatever the estimator reads.
         read.add("turn_ids")
