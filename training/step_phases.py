@@ -42,7 +42,7 @@ from training.reward import (
 )
 from training.rollout_correction import apply_correction
 from training.rollout_mismatch import measure_mismatch
-from training.run.abort_policy import UnscoredWatch
+from training.run.abort_policy import PartsOfBatch, UnscoredWatch
 from training.worker_groups import WorkerGroups
 
 Metrics = dict[str, float]
@@ -76,7 +76,7 @@ class StepPhases:
         self.estimator_state: dict[str, Any] = {}
         # Rows of the run so far, which number those to come.
         self.rows_so_far = 0
-        self.unscored = UnscoredWatch(config.agent.max_failure_rate)
+        self.unscored: UnscoredWatch | PartsOfBatch = UnscoredWatch(config.agent.max_failure_rate)
 
     def arrange(self, batch: DataProto) -> DataProto:
         """Orders the rows for the ranks; see `training.batch.rank_layout.arrange`."""

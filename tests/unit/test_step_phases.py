@@ -12,7 +12,8 @@ import torch
 from data.array_ops import object_array
 from data.protocol import DataProto
 from training import step_phases
-from training.run.abort_policy import EnvironmentsFail, UnscoredWatch
+from training.ray_trainer import PPOTrainer
+from training.run.abort_policy import EnvironmentsFail, PartsOfBatch, UnscoredWatch
 from training.step_phases import StepPhases
 
 
@@ -149,3 +150,29 @@ def test_episodes_are_counted_where_all_were_scored(monkeypatch: pytest.MonkeyPa
     batch = rows_of(TWO_EPISODES).pad_with_dummies(6)
     phases.add_rewards(batch, torch.zeros(len(batch), 2), {})
     assert counted == [(2, 0)]
+
+
+def test_a_batch_that_is_scored_in_parts_is_counted_whole() -> None:
+    """Three parts of one episode fail in a row, of ten; three such batches are below the limit."""
+    parts = PartsOfBatch(UnscoredWatch(0.5))
+    for _ in range(4):
+        for number in range(10):
+            parts.count(tried=1, failed=int(number < 3))
+        parts.end_batch()
+    with pytest.raises(EnvironmentsFail, match="16 of 30 answers"):
+        for failed in (3, 10):
+            parts.count(tried=10, failed=failed)
+            parts.end_batch()
+
+
+def test_a_greedy_baseline_is_the_mean_of_an_agents_conversations() -> None:
+    batch = rows_of([("a", 0, [0, -1]), ("a", 1, [1, -1]), ("b", 0, [0, -1])])
+    batch.non_tensor_batch["uid"] = object_array(["g", "g", "h"])
+    batch.non_tensor_batch["agent_role"] = object_array(["p/solver"] * 3)
+    batch.non_tensor_batch["agent_conversation"] = object_array(["s/0", "s/1", "s/0"])
+    scores = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.25, 0.0]])
+    trainer: Any = SimpleNamespace(
+        play=lambda prompts: batch, score=lambda batch, function: (scores, {}), reward_fn=None
+    )
+    rewards = PPOTrainer._rewards_by_group(trainer, batch)
+    assert rewards == {"g p/solver": 0.5, "h p/solver": 0.25}
