@@ -11,7 +11,7 @@ Invariant: everything is read off the batch that is trained on; nothing is token
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Self
 
 from tensordict import TensorDict
@@ -63,10 +63,7 @@ class RolloutData:
         episodes: list[list[RolloutTurn]] = []
         endings: list[str] = []
         for rows in EpisodeRows(batch).rows:
-            turns: list[RolloutTurn] = []
-            for row in rows:
-                turns.extend(turns_of(batch, row, tokenizer))
-            episodes.append(turns)
+            episodes.append(turns_in_order(batch, rows, tokenizer))
             endings.append(str(endings_of_rows[rows[0]]))
         return cls(batch, episodes, endings, list(facts))
 
@@ -129,23 +126,39 @@ def trajectory_of(turns: Sequence[RolloutTurn], ending: str) -> Trajectory:
     )
 
 
-def turns_of(batch: DataProto, row: int, tokenizer: Any) -> Iterator[RolloutTurn]:
-    """Yields the turns of a row."""
+def turns_in_order(batch: DataProto, rows: Sequence[int], tokenizer: Any) -> list[RolloutTurn]:
+    """Lists the turns of an episode's rows by their numbers.
+
+    A conversation may go on in one row after its helpers have spoken in others.
+    """
+    numbered: list[tuple[int, RolloutTurn]] = []
+    for row in rows:
+        numbered.extend(numbered_turns(batch, row, tokenizer))
+    numbered.sort(key=itemgetter(0))
+    return [turn for _, turn in numbered]
+
+
+def numbered_turns(batch: DataProto, row: int, tokenizer: Any) -> Iterator[tuple[int, RolloutTurn]]:
+    """Yields the turns of a row, each with its number in the episode."""
     tensors = batch.batch[row]
     ids = tensors["responses"]  # (response_len,), as the mask and the log-probs
     mask = tensors["response_mask"]
     log_probs = tensors.get("rollout_log_probs", mask * float("nan"))
     observation = decode_prompt(tokenizer, batch.batch, row)
-    for start, stop in pairwise(_turn_bounds(tensors)):
+    numbers = [number for number in tensors["turn_ids"].unique().tolist() if number >= 0]
+    for number, (start, stop) in zip(numbers, pairwise(_turn_bounds(tensors)), strict=True):
         turn = slice(start, stop)
         sampled = mask[turn] > 0
-        yield RolloutTurn(
-            observation=observation,
-            text=tokenizer.decode(ids[turn][sampled], skip_special_tokens=True),
-            tokens=ids[turn].tolist(),
-            log_probs=log_probs[turn].tolist(),
-            mask=mask[turn].tolist(),
-            reward=float(tensors["token_level_scores"][turn].sum()),
+        yield (
+            number,
+            RolloutTurn(
+                observation=observation,
+                text=tokenizer.decode(ids[turn][sampled], skip_special_tokens=True),
+                tokens=ids[turn].tolist(),
+                log_probs=log_probs[turn].tolist(),
+                mask=mask[turn].tolist(),
+                reward=float(tensors["token_level_scores"][turn].sum()),
+            ),
         )
         observation = tokenizer.decode(ids[turn][~sampled], skip_special_tokens=True)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from data.array_ops import row_blocks
 from data.protocol import FIELDS, DataProto
 from training import core_algos as algos
-from training.batch.dynamic_sampling import REWARD_INFO
-from training.batch.episode_rows import EpisodeRows, group_keys
+from training.batch.episode_rows import REWARD_INFO, EpisodeRows, group_keys
+from training.core_algos.built_in import BUILT_IN_ESTIMATORS
 from training.core_algos.masked_ops import at_least_float32, masked_whiten
 
 # Fields an estimator may read that not every batch has: turns and anchors are made up for prompts,
@@ -142,11 +142,13 @@ def _estimate_in_parts(
             advantages = masked_whiten(advantages, mask)
         return advantages, advantages
     returns = torch.zeros_like(advantages)
-    read = {
-        "token_level_rewards",
-        "response_mask",
-        *algos.accepted_arguments(estimator, dict(data.batch)),
-    }
+    # What the built-in ones take as **kwargs, for verl's sake, they do not read.
+    reads_all = adv_estimator not in BUILT_IN_ESTIMATORS
+    fields_read = algos.accepted_arguments(estimator, dict(data.batch), reads_all=reads_all)
+    read = {"token_level_rewards", "response_mask", *fields_read}
+    if "turn_ids" in data.batch:
+        # An episode's line stands in the order of its turns, whatever the estimator reads.
+        read.add("turn_ids")
     selected = data.select(batch_keys=sorted(read))
     keys: Sequence[Any] = range(len(episodes.rows))
     if span != "episodes":
@@ -173,7 +175,7 @@ def _estimate(
         if name not in TOKEN_FIELDS and episodes.can_join(tensor, width):
             fields[name] = episodes.join(tensor)
     fields.setdefault("turn_ids", torch.zeros_like(fields["response_mask"]))
-    columns = {name: values[episodes.first] for name, values in data.non_tensor_batch.items()}
+    columns = {name: episodes.column(name) for name in data.non_tensor_batch}
     # verl's estimators know what the reward function gives by its plain name.
     for name in list(columns):
         columns[name.removeprefix(REWARD_INFO)] = columns[name]

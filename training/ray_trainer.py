@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from training.async_rollout.group_streaming import stream_groups, streams_groups
 from training.async_rollout.prefetch import Prefetch
 from training.batch.dynamic_sampling import DROPPED, collect_varied_groups
 from training.batch.episode_rows import EpisodeRows, group_keys
+from training.batch.row_groups import rows_by_key
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
@@ -335,7 +337,7 @@ class PPOTrainer:
             batch = phases.arrange(batch)
             with timer("reward"):
                 wait_for_reward = phases.start_reward(batch)
-            if phases.needs_old_log_probs():
+            if phases.needs_old_log_probs() or phases.weighs_several_rows(batch):
                 with timer("old_log_prob"):
                     batch, mismatch = phases.add_old_log_probs(batch)
                     metrics |= mismatch
@@ -493,7 +495,8 @@ class PPOTrainer:
     def _rewards_by_group(self, prompts: DataProto) -> dict[str, float]:
         """Answers prompts, of which each is a group, and returns their rewards by group.
 
-        The reward is NaN where a model beside the policy did not judge the answer.
+        The reward is NaN where a model beside the policy did not judge the answer, and a mean where
+        an agent has several conversations.
         """
         batch = self.play(prompts)
         scores, infos = self.score(batch, self.reward_fn)
@@ -503,8 +506,9 @@ class PPOTrainer:
             for number, rows in enumerate(episodes.rows):
                 if any(infos[UNSCORED][row] for row in rows):
                     rewards[number] = float("nan")
-        keys = group_keys(batch)[episodes.first]
-        return dict(zip(keys, rewards, strict=True))
+        keys = group_keys(batch)[episodes.first].tolist()
+        groups = rows_by_key(keys).items()
+        return {key: fmean(rewards[member] for member in members) for key, members in groups}
 
     def play(self, prompts: DataProto) -> DataProto:
         """Answers prompts, or plays described episodes, and tells observers."""

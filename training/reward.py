@@ -97,8 +97,7 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
     data.require("response_mask", by="compute_reward")
     is_real = real_rows(data)
     if not is_real.all():
-        rewards, infos = compute_reward(data.select_idxs(is_real), reward_fn)
-        return _with_dummy_rows(rewards, infos, is_real)
+        return compute_reward_of_rows(data, reward_fn, is_real)
     if takes_keyword(reward_fn, "return_dict"):
         result = reward_fn(data, return_dict=True)
     else:
@@ -117,16 +116,22 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
     return move_to_sampled_tokens(rewards, mask), infos
 
 
-def _with_dummy_rows(
-    rewards: Tensor, infos: RewardInfos, is_real: Tensor
+def compute_reward_of_rows(
+    data: DataProto, reward_fn: RewardFunction, chosen: Tensor
 ) -> tuple[Tensor, RewardInfos]:
-    """Puts what real rows got in their places; dummy rows get nothing, and no infos (None)."""
-    all_rewards = rewards.new_zeros(len(is_real), rewards.shape[1])
-    all_rewards[is_real] = rewards
+    """Scores the chosen rows, (batch,) bool, as `compute_reward` does.
+
+    Returns: rewards and infos of all rows; those that are not chosen get nothing, and None.
+    """
+    if chosen.all():
+        return compute_reward(data, reward_fn)
+    rewards, infos = compute_reward(data.select_idxs(chosen), reward_fn)
+    all_rewards = rewards.new_zeros(len(chosen), rewards.shape[1])
+    all_rewards[chosen] = rewards
     all_infos = {}
     for name, values in infos.items():
         remaining = iter(values)
-        all_infos[name] = [next(remaining) if real else None for real in is_real.tolist()]
+        all_infos[name] = [next(remaining) if is_chosen else None for is_chosen in chosen.tolist()]
     return all_rewards, all_infos
 
 
@@ -137,8 +142,13 @@ def compute_reward_async(
 
     The thread sees the batch as it is now: fields that are added to it meanwhile do not disturb it.
     """
+    return run_beside(partial(compute_reward, data.select(), reward_fn))
+
+
+def run_beside(score: Callable[[], tuple[Tensor, RewardInfos]]) -> Future[Any]:
+    """Runs it in a thread of its own; `.result()` gives its answer or raises its error."""
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
-    future = executor.submit(compute_reward, data.select(), reward_fn)
+    future = executor.submit(score)
     executor.shutdown(wait=False)
     return future
 

@@ -4,12 +4,13 @@
 
 Reference and critic are a call of their worker group each, which stands in `train_step` itself.
 Invariant: a phase reads fields of the batch and adds its own; what a phase is to compute is decided
-by the config alone, never by the batch's numbers.
+by the config, and by whether episodes have several rows, never by the batch's numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,22 +18,31 @@ import torch
 from torch import Tensor
 
 from custom.reward_managers.unscored import UNSCORED
-from data.outcome_rewards import move_to_sampled_tokens
 from data.protocol import DUMMY_UID, DataProto
 from data.seeds import seed_for
 from training.advantage import apply_kl_penalty, compute_advantage
-from training.batch.dynamic_sampling import REWARD_INFO
-from training.batch.episode_rows import EpisodeRows, observation_mask
+from training.batch.episode_rows import (
+    REWARD_INFO,
+    EpisodeRows,
+    observation_mask,
+    scores_on_trained_tokens,
+)
 from training.batch.policy_filtration import compute_pf_ppo_reweight_data
 from training.batch.rank_layout import arrange
 from training.config import PPOConfig
 from training.config.side_services import side_names
 from training.core_algos import get_kl_controller
 from training.core_algos.masked_ops import masked_mean
-from training.reward import RewardFunction, RewardInfos, compute_reward, compute_reward_async
+from training.reward import (
+    RewardFunction,
+    RewardInfos,
+    compute_reward,
+    compute_reward_of_rows,
+    run_beside,
+)
 from training.rollout_correction import apply_correction
 from training.rollout_mismatch import measure_mismatch
-from training.run.abort_policy import UnscoredWatch
+from training.run.abort_policy import PartsOfBatch, UnscoredWatch
 from training.worker_groups import WorkerGroups
 
 Metrics = dict[str, float]
@@ -66,7 +76,7 @@ class StepPhases:
         self.estimator_state: dict[str, Any] = {}
         # Rows of the run so far, which number those to come.
         self.rows_so_far = 0
-        self.unscored = UnscoredWatch(config.agent.max_failure_rate)
+        self.unscored: UnscoredWatch | PartsOfBatch = UnscoredWatch(config.agent.max_failure_rate)
 
     def arrange(self, batch: DataProto) -> DataProto:
         """Orders the rows for the ranks; see `training.batch.rank_layout.arrange`."""
@@ -85,7 +95,8 @@ class StepPhases:
             return lambda: scores
         runs_beside = self.config.reward_model.launch_reward_fn_async
         if runs_beside and self.groups.reward_model is None:
-            return compute_reward_async(batch, self.reward_fn).result
+            score = partial(self._function_scores, batch.select(), self.reward_fn)
+            return run_beside(score).result
         scores = self.score(batch, self.reward_fn)
         return lambda: scores
 
@@ -110,25 +121,30 @@ class StepPhases:
         return scores + modelled, infos
 
     def _function_scores(self, batch: DataProto, reward_fn: RewardFunction) -> Scores:
-        """Scores by the reward function: an environment's rows are all paid, a dataset's once."""
-        scores, infos = compute_reward(batch, reward_fn)
-        if self.config.plays_dataset_rows:
-            scores = scores_of_last_rows(batch, scores)
-        return scores, infos
+        """Scores by the reward function: an environment's rows are all paid, a dataset's once.
+
+        Of a dataset's episode of several rows the function sees the one with the last turn alone;
+        the others have score 0 and no further values (None).
+        """
+        if not self.config.plays_dataset_rows:
+            return compute_reward(batch, reward_fn)
+        counts = torch.zeros(len(batch), dtype=torch.bool)
+        counts[EpisodeRows(batch).last] = True
+        return compute_reward_of_rows(batch, reward_fn, counts)
 
     def add_rewards(self, batch: DataProto, scores: Tensor, infos: RewardInfos) -> DataProto:
         """Sets `token_level_scores` (B, R), and the reward function's further values as columns.
 
         Episodes that a model beside the policy did not judge are left out, unless
-        `agent.on_failure` is zero.
+        `agent.on_failure` is zero. What dynamic sampling has scored was counted and treated then.
         """
         if UNSCORED in infos:
             self._leave_out_unscored(batch, scores, infos[UNSCORED])
-        elif side_names(self.config):
-            self.unscored.count(tried=len(batch), failed=0)
+        elif side_names(self.config) and "token_level_scores" not in batch.batch:
+            self.unscored.count(tried=_real_episodes(batch), failed=0)
         if self.config.algorithm.rollout_correction.corrects:
             # Tokens that were left out since the batch was scored must not take their scores along.
-            scores = move_to_sampled_tokens(scores, batch.batch["response_mask"])
+            scores = scores_on_trained_tokens(batch, scores)
         batch.batch["token_level_scores"] = scores
         for name, values in infos.items():
             batch.non_tensor_batch[REWARD_INFO + name] = np.array(values, dtype=object)
@@ -140,7 +156,7 @@ class StepPhases:
         """Masks, in place, the rows of episodes that have a row without a score."""
         episodes = EpisodeRows(batch).rows
         missed = [rows for rows in episodes if any(unscored[row] for row in rows)]
-        self.unscored.count(tried=len(episodes), failed=len(missed))
+        self.unscored.count(tried=_real_episodes(batch), failed=len(missed))
         if self.config.agent.on_failure == "zero":
             return
         left_out = [row for rows in missed for row in rows]
@@ -178,6 +194,16 @@ class StepPhases:
             or (correction.corrects and not correction.weighs_alone)
             or self.plan.actor.updates > 1
         )
+
+    def weighs_several_rows(self, batch: DataProto) -> bool:
+        """Checks whether importance weights are those of episodes of which some have several rows.
+
+        Such weights need the log-probs of all rows, before the update takes the rows apart.
+        """
+        correction = self.config.algorithm.rollout_correction
+        if correction.rollout_is != "sequence" or correction.bypass_mode:
+            return False
+        return not EpisodeRows(batch).one_row_each
 
     def add_old_log_probs(self, batch: DataProto) -> tuple[DataProto, Metrics]:
         """Adds `old_log_probs` (B, R); measures entropy, and how far engine and trainer differ.
@@ -275,9 +301,15 @@ class StepPhases:
         return records
 
 
+def _real_episodes(batch: DataProto) -> int:
+    """Counts a batch's episodes, without dummy rows."""
+    episodes = EpisodeRows(batch)
+    return int(episodes.real[torch.from_numpy(episodes.first)].sum())
+
+
 def scores_of_last_rows(batch: DataProto, row_scores: Tensor) -> Tensor:
-    """Returns scores (B, R) in which of an episode's rows the last one's count, float32."""
-    last_rows = [rows[-1] for rows in EpisodeRows(batch).rows]
+    """Returns scores (B, R) in which of an episode's rows that of its last turn counts, float32."""
+    last_rows = EpisodeRows(batch).last
     scores = torch.zeros(batch.batch["response_mask"].shape)
     scores[last_rows] = row_scores[last_rows]
     return scores

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
@@ -82,7 +83,8 @@ def play_validation(trainer: Any) -> ValidationSamples:
     n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
     trainer.observers.validation_begins(trainer.global_steps)
     for rows in trainer.val_dataloader:
-        first_group = len(samples.uids) // n
+        # Tasks so far, whatever was played of them: the seeds of those to come follow from it.
+        first_group = len(set(samples.uids))
         batch, values, tokens = _validate_batch(trainer, rows, n, first_group)
         samples.add(batch, values, trainer.config.data.reward_fn_key)
         samples.tokens += tokens
@@ -113,13 +115,31 @@ def _validate_batch(
     trainer.on_batch(batch)
     left_to_log = settings.log_val_generations - first_group * n
     trainer.val_generations += _log_generations(trainer, batch, most=left_to_log)
-    episodes = EpisodeRows(batch)
+    episodes = EpisodeRows(batch, by_conversation=False)
     values = {}
     for name, row_values in infos.items():
-        values[name] = [row_values[row] for row in episodes.first]
-    values["reward"] = episodes.join(scores).sum(dim=1).tolist()
-    sampled = episodes.join(batch.batch["response_mask"]).sum(dim=1).tolist()
-    return batch.select_idxs(episodes.first), values, [int(count) for count in sampled]
+        values[name] = [row_values[row] for row in episodes.last]
+    values["reward"] = episode_rewards(batch, episodes, scores)
+    return batch.select_idxs(episodes.first), values, episodes.lengths.tolist()
+
+
+def episode_rewards(batch: DataProto, episodes: EpisodeRows, scores: Tensor) -> list[float]:
+    """Sums each episode's scores (B, R) over its rows: (E,).
+
+    Where several agents speak, an episode's reward is the mean of its conversations' rewards, each
+    of which is an episode's in training.
+    """
+    conversations = EpisodeRows(batch)
+    rewards = conversations.join(scores).sum(dim=1)  # (conversations,)
+    if len(conversations.rows) == len(episodes.rows):
+        return rewards.tolist()
+    rewards_of_rows = conversations.of_rows(rewards)  # (B,)
+    first = set(conversations.first.tolist())
+    means = []
+    for rows in episodes.rows:
+        begins = [row for row in rows if row in first]
+        means.append(rewards_of_rows[begins].mean().item())
+    return means
 
 
 def _log_generations(trainer: Any, batch: DataProto, most: int) -> list[dict[str, Any]]:

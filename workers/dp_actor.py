@@ -30,7 +30,12 @@ from training.config import (
 from training.core_algos import GlobalBatchInfo
 from workers.dp_critic import value_loss
 from workers.model.forward_settings import ForwardSettings
-from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields
+from workers.model.loss_fields import (
+    FORWARD_FIELDS,
+    LossFields,
+    loss_fields,
+    with_forward_fields,
+)
 from workers.model.micro_batches import iter_micro_batches
 from workers.model.packing import ForwardBatch
 from workers.model.policy_model import PolicyModel
@@ -97,6 +102,7 @@ class DataParallelPPOActor(UpdateLoop):
         They are for a loss of one's own: float32 and on the device, of all rows in a single
         micro-batch. `data` is as for `compute_log_prob`.
         """
+        data = with_forward_fields(data)
         limits = MicroBatching(micro_batch_size=len(data))
         [(rows, micro, inputs)] = iter_micro_batches(data, self.settings, limits)
         log_probs, entropies, *_ = self.micro_forward(micro, inputs, "grad")
@@ -108,8 +114,9 @@ class DataParallelPPOActor(UpdateLoop):
     ) -> tuple[Tensor, Tensor | None]:
         """Computes log-probs and, if asked for, entropies: (B, response_len) float32 each, CPU.
 
-        `data` holds prompts, responses, response_mask, attention_mask and, if it is not 1,
-        meta_info `temperature`. `limits` are those of a micro-batch; without them the update's own.
+        `data` holds prompts, responses, response_mask, attention_mask, or verl's input_ids for the
+        prompts, and, if it is not 1, meta_info `temperature`. `limits` are those of a micro-batch;
+        without them the update's own.
         """
         if calculate_entropy:
             log_probs, entropies, *_ = self.read(data, "compute_log_prob", limits, "value")
@@ -125,6 +132,7 @@ class DataParallelPPOActor(UpdateLoop):
         model has values, whose `critic/*` come too. Without a plan a mini-batch has
         `ppo_mini_batch_size` rows, or all.
         """
+        data = with_forward_fields(data)
         data.require(*FORWARD_FIELDS, "advantages", by="update_policy")
         if self.config.use_kl_loss:
             data.require("ref_log_prob", by="update_policy with actor.use_kl_loss")

@@ -12,7 +12,12 @@ from training import core_algos as algos
 from training.config import CriticConfig, UpdatePlan
 from training.core_algos import GlobalBatchInfo
 from workers.model.forward_settings import ForwardSettings
-from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields
+from workers.model.loss_fields import (
+    FORWARD_FIELDS,
+    LossFields,
+    loss_fields,
+    with_forward_fields,
+)
 from workers.model.packing import ForwardBatch
 from workers.model.policy_model import ValueModel
 from workers.model.probe_set import UpdateProbes
@@ -67,6 +72,7 @@ class DataParallelPPOCritic(UpdateLoop):
 
         Without a plan a mini-batch has `ppo_mini_batch_size` rows, or all.
         """
+        data = with_forward_fields(data)
         data.require(*FORWARD_FIELDS, "values", "returns", by="update_critic")
         return self.update(data, plan)
 

@@ -68,8 +68,10 @@ class SeenStep:
         if facts is None:
             return
         is_live = self.batch.batch["response_mask"].any(1).tolist()
-        is_real = self.episodes.real.tolist()
-        for rows in self.episodes.rows:
+        # Several agents of an episode share its facts.
+        episodes = EpisodeRows(self.batch, by_conversation=False)
+        is_real = episodes.real.tolist()
+        for rows in episodes.rows:
             known = facts[rows[0]]
             if known and is_real[rows[0]] and any(is_live[row] for row in rows):
                 yield rows, known

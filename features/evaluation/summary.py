@@ -55,12 +55,7 @@ def summarise(
     samples: ValidationSamples, facts: Sequence[Mapping[str, Any]], pass_reward: float
 ) -> dict[str, Any]:
     """Computes all that eval.json says of the samples; `pass_reward` is what a pass is paid."""
-    by_source: dict[str, np.ndarray] = {}
-    for (source, _), tasks in rows_by_task(samples.sources, samples.uids).items():
-        by_source[source] = tasks
-    if len(by_source) > 1:
-        everything = [ALL] * len(samples.uids)
-        [by_source[ALL]] = rows_by_task(everything, samples.uids).values()
+    by_source = tasks_by_source(samples)
     passed = passed_samples(samples, pass_reward)
     sources = {
         source: source_summary(samples, tasks, passed) for source, tasks in by_source.items()
@@ -85,6 +80,28 @@ def summarise(
             for rows in tasks
         ],
     }
+
+
+def tasks_by_source(samples: ValidationSamples) -> dict[str, np.ndarray]:
+    """Sorts the samples' numbers by source and task, (tasks, n), with ALL of several sources.
+
+    Raises:
+        ValueError: tasks have different numbers of samples, so that some would be left out.
+    """
+    by_source: dict[str, np.ndarray] = {}
+    numbers = set()
+    for (source, n), tasks in rows_by_task(samples.sources, samples.uids).items():
+        by_source[source] = tasks
+        numbers.add(n)
+    if len(numbers) > 1:
+        raise ValueError(
+            f"tasks have {' or '.join(map(str, sorted(numbers)))} samples; allowed: one number for "
+            "all. A trainer of one's own must play each described episode, and no other"
+        )
+    if len(by_source) > 1:
+        everything = [ALL] * len(samples.uids)
+        [by_source[ALL]] = rows_by_task(everything, samples.uids).values()
+    return by_source
 
 
 def passed_samples(samples: ValidationSamples, pass_reward: float) -> np.ndarray:

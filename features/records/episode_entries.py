@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data.packed_arrays import pack_array
 from data.protocol import DUMMY_UID, DataProto
-from training.batch.dynamic_sampling import REWARD_INFO
+from training.batch.episode_rows import REWARD_INFO
 from training.batch.row_groups import rows_by_key
 
 # In an episode's facts, and in its entry: all but the names and the reward, as JSON.

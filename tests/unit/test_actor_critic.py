@@ -402,6 +402,45 @@ def test_compute_log_prob_gives_the_log_probs_at_the_temperature(lm) -> None:
     assert none is None
 
 
+def in_verls_form(data: DataProto) -> DataProto:
+    """Makes the batch that verl's own trainer hands on: input_ids in place of prompts."""
+    batch = data.select()
+    ids = torch.cat([data.batch["prompts"], data.batch["responses"]], dim=1)
+    batch.batch["input_ids"] = ids
+    batch.batch["position_ids"] = (data.batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    del batch.batch["prompts"]
+    return batch
+
+
+def test_a_batch_of_verls_form_gives_the_same_numbers(lm, transformer) -> None:
+    data = make_update()
+    verls = in_verls_form(data)
+    names = set(verls.batch.keys())
+    actor = DataParallelPPOActor(ActorConfig(), lm)
+    assert torch.equal(actor.compute_log_prob(verls)[0], actor.compute_log_prob(data)[0])
+    assert torch.equal(actor.forward(verls)[0], actor.forward(data)[0])
+    expected, _ = weights_after(lm, data, ActorConfig())
+    got, _ = weights_after(lm, verls, ActorConfig())
+    assert torch.equal(got, expected)
+    critic = DataParallelPPOCritic(CriticConfig(), transformer)
+    assert torch.equal(critic.compute_values(verls), critic.compute_values(data))
+    expected, _ = critic_change(transformer, data, CriticConfig())
+    got, _ = critic_change(transformer, verls, CriticConfig())
+    assert torch.equal(got, expected)
+    assert set(verls.batch.keys()) == names, "the batch itself stays as it is"
+
+
+def test_without_a_mask_all_of_a_response_was_sampled(lm) -> None:
+    """verl's own call for log-probs hands no response_mask on."""
+    data = make_update()
+    length = data.batch["responses"].shape[1]
+    data.batch["response_mask"] = data.batch["attention_mask"][:, -length:]
+    verls = in_verls_form(data)
+    del verls.batch["response_mask"]
+    actor = DataParallelPPOActor(ActorConfig(), lm)
+    assert torch.equal(actor.compute_log_prob(verls)[0], actor.compute_log_prob(data)[0])
+
+
 def test_bfloat16_autocast_stays_near_float32_and_keeps_float32_weights(lm) -> None:
     data = make_update()
     settings = ForwardSettings(dtype=torch.bfloat16)

@@ -20,8 +20,13 @@ from data.array_ops import object_array
 from data.protocol import DUMMY_UID, DataProto
 from training.advantage import compute_advantage
 from training.batch.dynamic_sampling import varied_groups
-from training.batch.episode_rows import EpisodeRows, group_keys, observation_mask
-from training.core_algos import compute_gae_advantage_return
+from training.batch.episode_rows import (
+    EpisodeRows,
+    group_keys,
+    observation_mask,
+    scores_on_trained_tokens,
+)
+from training.core_algos import compute_gae_advantage_return, register_adv_est
 from training.core_algos.built_in import ESTIMATOR_NEEDS
 
 WIDTH = 4
@@ -344,6 +349,175 @@ def test_an_episode_of_many_rows_does_not_make_the_others_as_wide(estimator: str
     with LargestTensor() as seen:
         compute_advantage(batch, estimator, gamma=0.9, lam=0.8, config=SETTINGS)
     assert seen.entries <= 4 * 100 * WIDTH
+
+
+def with_a_helper() -> DataProto:
+    """Turns 0 and 2 of episode 0 are its first row's, turn 1 a helper's; turn 2 is paid 1."""
+    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
+    zeros = torch.zeros(3, 4)
+    rewards = zeros.clone()
+    rewards[0, 3] = 1.0
+    return DataProto.from_dict(
+        tensors={
+            "response_mask": mask,
+            "turn_ids": torch.tensor([[0, 0, -1, 2], [1, 1, -1, -1], [0, 0, 0, -1]]),
+            "token_level_rewards": rewards,
+            "values": zeros,
+            "old_log_probs": zeros - 1,
+            "ref_log_prob": zeros - 1,
+            "sum_pi_squared": zeros + 0.3,
+            "reward_baselines": torch.zeros(3),
+        },
+        non_tensors={
+            "uid": object_array(["g"] * 3),
+            "episode_id": object_array(["0", "0", "1"]),
+            "episode_row": np.array([0, 1, 0]),
+            "anchors": object_array([["a", "b", "c"]] * 3),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        "gae",
+        "turn_gae",
+        "reinforce_plus_plus",
+        "remax",
+        "optimal_token_baseline",
+        "tir_optimal_token_baseline",
+        "turn_return",
+        "gigpo",
+    ],
+)
+def test_a_helpers_turn_has_the_return_of_what_came_after_it(estimator: str) -> None:
+    config = SimpleNamespace(gamma=1.0, turn_gamma=1.0, turn_lam=1.0, gigpo_step_weight=1.0)
+    batch = compute_advantage(with_a_helper(), estimator, config=config)
+    returns = batch.batch["returns"]
+    assert returns[0].tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert returns[1].tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_helpers_turn_is_discounted_by_the_tokens_between_it_and_the_reward() -> None:
+    """The line is 0 0 1 1 2: with gamma 0.5 the helper's last token is one token from the end."""
+    batch = compute_advantage(with_a_helper(), "gae", gamma=0.5, config=SETTINGS)
+    assert batch.batch["returns"][1].tolist() == [0.25, 0.5, 0.0, 0.0]
+    assert batch.batch["returns"][0].tolist() == [0.0625, 0.125, 0.0, 1.0]
+
+
+def test_the_score_of_a_row_that_is_left_out_goes_to_the_turn_before_it() -> None:
+    """The helper's turn 1 is paid 0.5 and left out: turn 0 has it then, turn 2 keeps its 1."""
+    batch = with_a_helper()
+    scores = batch.batch["token_level_rewards"].clone()
+    scores[1, 1] = 0.5
+    batch.batch["response_mask"][1] = 0
+    moved = scores_on_trained_tokens(batch, scores)
+    assert moved.tolist() == [[0.0, 0.5, 0.0, 1.0], [0.0] * 4, [0.0] * 4]
+    batch.batch["response_mask"][0, :2] = 0
+    moved = scores_on_trained_tokens(batch, scores)
+    assert moved[0].tolist() == [0.0, 0.0, 0.0, 1.5], "nothing is left before it"
+    batch.batch["response_mask"][0] = 0
+    assert not scores_on_trained_tokens(batch, scores).any(), "nor anything of the episode"
+
+
+def test_a_winner_that_loses_its_last_row_is_still_the_best_of_its_group() -> None:
+    batch = batch_of(
+        [("g", "a", 0, [0.0]), ("g", "a", 1, [1.0]), ("g", "b", 0, [0.5]), ("g", "c", 0, [0.0])]
+    )
+    batch.batch["response_mask"][1] = 0
+    scores = batch.batch["token_level_rewards"]
+    batch.batch["token_level_rewards"] = scores_on_trained_tokens(batch, scores)
+    advantages(batch, "grpo", norm_adv_by_std_in_grpo=False)
+    assert batch.batch["advantages"].flatten().tolist() == [0.5, 0.0, 0.0, -0.5]
+
+
+@settings(max_examples=50, deadline=None)
+@given(told=episodes(), seed=st.integers(0, 10**6))
+def test_no_rejection_changes_the_score_of_an_episode_that_has_a_token_left(told, seed) -> None:
+    owners = [(i, k) for i, rows in enumerate(told) for k in range(len(rows))]
+    order = np.random.default_rng(seed)
+    owners = [owners[j] for j in order.permutation(len(owners))]
+    batch = as_batch(
+        [told[i][k] for i, k in owners],
+        ["g"] * len(owners),
+        [str(i) for i, _ in owners],
+        [k for _, k in owners],
+    )
+    scores = batch.batch["token_level_rewards"]
+    before = EpisodeRows(batch).totals(scores)
+    kept = torch.from_numpy(order.random(scores.shape) < 0.3)
+    batch.batch["response_mask"] = batch.batch["response_mask"] * kept
+    moved = scores_on_trained_tokens(batch, scores)
+    is_sampled = batch.batch["response_mask"].bool()
+    assert not moved[~is_sampled].any()
+    episodes = EpisodeRows(batch)
+    expected = torch.where(episodes.lengths > 0, before, 0)
+    torch.testing.assert_close(episodes.totals(moved), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_said_of_an_answer_is_read_from_the_row_of_the_last_turn() -> None:
+    """Episode 0 began in row 0 and ended there; its helper's row comes between."""
+    batch = with_a_helper()
+    batch.non_tensor_batch["reward_info/acc"] = object_array([1.0, None, 0.5])
+    batch.non_tensor_batch["ending"] = object_array(["done", "done", "overflow"])
+    episodes = EpisodeRows(batch)
+    assert episodes.rows == [[0, 1], [2]]
+    assert episodes.last.tolist() == [0, 2]
+    assert episodes.column("reward_info/acc").tolist() == [1.0, 0.5]
+    assert episodes.column("ending").tolist() == ["done", "overflow"]
+    batch.batch["turn_ids"][1, :2] = 3
+    episodes = EpisodeRows(batch)
+    assert episodes.last.tolist() == [1, 2], "now the helper spoke last"
+    assert episodes.column("reward_info/acc").tolist() == [None, 0.5]
+
+
+def test_the_last_turn_is_the_last_whatever_a_correction_has_left_out() -> None:
+    batch = batch_of([("g", "a", 0, [0.0, 0.0]), ("g", "a", 1, [0.0, 1.0])])
+    batch.batch["turn_ids"] = torch.tensor([[0, 0], [1, 1]])
+    batch.batch["response_mask"] = torch.tensor([[1, 1], [0, 0]])
+    assert EpisodeRows(batch).last.tolist() == [1]
+    batch.batch["turn_ids"][:] = -1
+    assert EpisodeRows(batch).last.tolist() == [1], "a failed episode's turns are not known"
+
+
+def test_gdpo_compares_what_the_reward_function_said_of_the_last_row() -> None:
+    batch = batch_of(
+        [("g", "a", 0, [0.0]), ("g", "a", 1, [1.0]), ("g", "b", 0, [0.0]), ("g", "b", 1, [0.0])]
+    )
+    batch.batch["turn_ids"] = torch.tensor([[0], [1], [0], [1]])
+    batch.non_tensor_batch["reward_info/acc"] = object_array([None, 1.0, None, 0.0])
+    config = SimpleNamespace(gdpo_reward_keys=("acc",), gdpo_reward_weights=())
+    compute_advantage(batch, "gdpo", config=config)
+    assert batch.batch["advantages"].sign().flatten().tolist() == [1, 1, -1, -1]
+
+
+def test_an_estimator_of_ones_own_reads_what_was_said_of_the_last_row() -> None:
+    seen = []
+
+    @register_adv_est("reads_acc")
+    def reads_acc(token_level_rewards, response_mask, non_tensor_batch):
+        seen.append(non_tensor_batch["acc"].tolist())
+        return token_level_rewards, token_level_rewards
+
+    batch = with_a_helper()
+    batch.non_tensor_batch["reward_info/acc"] = object_array([1.0, 0.25, 0.5])
+    compute_advantage(batch, "reads_acc")
+    assert seen == [[1.0, 0.5]]
+
+
+def test_an_estimator_of_ones_own_sees_the_turns_in_their_order() -> None:
+    seen = []
+
+    @register_adv_est("sees_lines", span="episodes")
+    def sees_lines(token_level_rewards, response_mask):
+        seen.append(token_level_rewards.tolist())
+        return token_level_rewards, token_level_rewards
+
+    batch = with_a_helper()
+    batch.batch["token_level_rewards"][1, 0] = 0.5
+    compute_advantage(batch, "sees_lines")
+    assert [[0.0, 0.0, 0.5, 0.0, 1.0]] in seen
+    assert batch.batch["returns"][1].tolist() == [0.5, 0.0, 0.0, 0.0]
 
 
 def test_whitening_is_over_the_episodes_of_all_lengths() -> None:

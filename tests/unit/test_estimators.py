@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from types import SimpleNamespace
@@ -444,3 +445,37 @@ def test_pf_ppo_draws_no_row_without_a_sampled_token(method: str) -> None:
     ]
     for rows in drawn:
         assert len(rows) == 4 and 2 not in rows
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rloo",
+        "opo",
+        "gpg",
+        "grpo_passk",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "remax",
+        "gdpo",
+    ],
+)
+def test_estimators_take_what_verls_callers_hand_on(name: str) -> None:
+    estimator = algos.get_adv_estimator_fn(name)
+    mask = torch.ones(4, 2)
+    own = {
+        "token_level_rewards": torch.tensor([[0.0, 1.0], [0.0, 0.5], [0.0, 0.0], [1.0, 1.0]]),
+        "response_mask": mask,
+        "index": np.array(["a", "a", "b", "b"], dtype=object),
+        "reward_baselines": torch.zeros(4),
+    }
+    parameters = inspect.signature(estimator).parameters
+    own = {key: value for key, value in own.items() if key in parameters}
+    # verl's gdpo reads prompts and attention_mask off `batch`; its others take any keyword.
+    batch = {"prompts": torch.ones(4, 1), "attention_mask": torch.ones(4, 3)}
+    further = {"batch": batch}
+    if name != "gdpo":
+        further |= {"values": mask, "num_repeat": 2}
+    expected, _ = estimator(**own)
+    found, _ = estimator(**own, **further)
+    assert torch.equal(found, expected)

@@ -106,3 +106,21 @@ def test_without_any_group_that_varies_the_error_says_what_to_change() -> None:
         match=r"in 2 batches no group had two different values of 'seq_reward'.*rollout\.n",
     ):
         collect_varied_groups(endless({"a": UNIFORM}, {"a": UNIFORM}), settings, wanted=1)
+
+
+def test_of_several_rows_the_last_ones_number_is_what_may_differ() -> None:
+    """The rows of each episode stand side by side; their first answers are all judged 0."""
+    batch = scored({"a": [0.0, 1.0, 0.0, 0.0], "b": [0.0, 1.0, 0.0, 1.0]})
+    for row, uid in enumerate(batch.non_tensor_batch["uid"]):
+        batch.non_tensor_batch["episode_id"][row] = f"{uid}.{row % 4 // 2}"
+    batch.non_tensor_batch["episode_row"] = np.array([0, 1] * 4)
+    batch.batch["turn_ids"] = torch.tensor([[0, 0], [1, 1]] * 4)
+    acc = [0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0]
+    batch.non_tensor_batch["reward_info/acc"] = object_array(acc)
+    assert varied_groups(batch, "acc") == (["a"], 1)
+
+
+def test_an_episode_of_which_the_reward_function_said_nothing_has_the_number_zero() -> None:
+    batch = scored({"a": [0.0, 0.0], "b": [1.0, 0.0]})
+    batch.non_tensor_batch["reward_info/acc"] = object_array([None, 0.0, 1.0, None])
+    assert varied_groups(batch, "acc") == (["b"], 1)

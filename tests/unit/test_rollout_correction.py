@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -210,3 +211,107 @@ def test_the_rows_that_differ_most_are_measured() -> None:
     half = MASK * torch.tensor([[1], [0]])
     metrics = compute_offpolicy_metrics(RATIOS.log(), torch.zeros(2, 3), half)
     assert metrics["log_ppl_diff_min"] == metrics["log_ppl_diff_max"], "rows without tokens are out"
+
+
+# Episodes of several rows: the first and third row are one, of ratios 2, 1 and 3.
+
+
+SEVERAL_ROWS = torch.tensor([[2.0, 1.0], [0.5, 9.0], [3.0, 9.0]])
+SEVERAL_MASK = torch.tensor([[1, 1], [1, 0], [1, 0]])
+EPISODES = torch.tensor([0, 1, 0])
+
+
+def test_a_sequence_of_several_rows_weighs_the_product_of_all_its_tokens() -> None:
+    weights, metrics = compute_rollout_correction_weights(
+        SEVERAL_ROWS.log(), SEVERAL_MASK, "sequence", "10", episodes=EPISODES
+    )
+    torch.testing.assert_close(weights, torch.tensor([[6.0, 6.0], [0.5, 0.0], [6.0, 0.0]]))
+    assert metrics["rollout_is_max"] == pytest.approx(6.0)
+    normalised, metrics = compute_rollout_correction_weights(
+        SEVERAL_ROWS.log(), SEVERAL_MASK, "sequence", "10", True, EPISODES
+    )
+    assert metrics["rollout_is_batch_norm_factor"] == pytest.approx(6.5 / 2), "over episodes"
+    torch.testing.assert_close(normalised, weights / 3.25)
+
+
+@pytest.mark.parametrize(
+    ("rule", "below", "above"),
+    [
+        # k1 is -log r: of the first episode -log 6, in the mean -log 1.817, of the other log 2.
+        # k2 is half the square of log r, k3 is r - 1 - log r.
+        ("seq_sum_k1", f"{1 / 5.9}_10", f"{1 / 6.1}_10"),
+        ("seq_mean_k1", f"{1 / 1.81}_10", f"{1 / 1.82}_10"),
+        ("seq_sum_k2", "0.84", "0.85"),
+        ("seq_max_k2", "0.60", "0.61"),
+        ("seq_max_k3", "0.90", "0.91"),
+    ],
+)
+def test_a_sequence_is_left_out_with_all_its_rows(rule: str, below: str, above: str) -> None:
+    for threshold, is_kept in ((below, 0), (above, 1)):
+        kept, _ = compute_rollout_rejection_mask(
+            SEVERAL_ROWS.log(), SEVERAL_MASK, rule, threshold, EPISODES
+        )
+        assert kept.tolist() == [[is_kept, is_kept], [1, 0], [is_kept, 0]]
+
+
+def test_a_veto_leaves_out_all_rows_of_an_episode() -> None:
+    old = torch.zeros(3, 2)
+    engine = torch.tensor([[0.0, 0.0], [0.0, 0.0], [12.0, 0.0]])
+    _, mask, _ = compute_rollout_correction_and_rejection_mask(
+        old, engine, SEVERAL_MASK, EPISODES, rollout_token_veto_threshold=1e-4
+    )
+    assert mask.tolist() == [[0, 0], [1, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rollout_is": "sequence", "rollout_is_threshold": "10"},
+        {"rollout_is": "sequence", "rollout_is_batch_normalize": True},
+        {"rollout_rs": "seq_mean_k1,seq_max_k3", "rollout_rs_threshold": "0.5_2.0,0.5"},
+        {"rollout_token_veto_threshold": 0.6},
+    ],
+)
+def test_a_cut_into_rows_changes_nothing_of_a_correction(settings: dict) -> None:
+    """Four episodes of six tokens, whole and each in two rows of three."""
+    generator = torch.Generator().manual_seed(0)
+    old = torch.randn(4, 6, generator=generator) * 0.5
+    engine = torch.zeros(4, 6)
+    mask = (torch.rand(4, 6, generator=generator) < 0.8).long()
+
+    def in_rows(whole: torch.Tensor) -> torch.Tensor:
+        return whole.reshape(8, 3)
+
+    expected = compute_rollout_correction_and_rejection_mask(old, engine, mask, **settings)
+    found = compute_rollout_correction_and_rejection_mask(
+        in_rows(old),
+        in_rows(engine),
+        in_rows(mask),
+        torch.arange(4).repeat_interleave(2),
+        **settings,
+    )
+    assert torch.equal(found[1], in_rows(expected[1]))
+    if expected[0] is not None:
+        weights = in_rows(expected[0].batch["rollout_is_weights"])
+        torch.testing.assert_close(found[0].batch["rollout_is_weights"], weights)
+
+
+def test_a_batch_is_corrected_by_its_episodes() -> None:
+    batch = DataProto.from_dict(
+        tensors={
+            "response_mask": SEVERAL_MASK,
+            "old_log_probs": SEVERAL_ROWS.log(),
+            "rollout_log_probs": torch.zeros(3, 2),
+        },
+        non_tensors={
+            "uid": np.array(["g"] * 3, dtype=object),
+            "episode_id": np.array(["a", "b", "a"], dtype=object),
+            "episode_row": np.array([0, 0, 1]),
+        },
+    )
+    correction = RolloutCorrectionConfig(
+        rollout_is="sequence", rollout_is_threshold="10", rollout_token_veto_threshold=0.6
+    )
+    apply_correction(batch, correction)
+    assert batch.batch["rollout_is_weights"][:, 0].tolist() == pytest.approx([6.0, 0.5, 6.0])
+    assert batch.batch["response_mask"].tolist() == [[1, 1], [0, 0], [1, 0]]

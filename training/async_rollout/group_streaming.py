@@ -22,6 +22,7 @@ from data.protocol import DataProto
 from training.async_rollout.dedicated_engines import SLICE_S
 from training.config import PPOConfig
 from training.reward import RewardFunction
+from training.run.abort_policy import PartsOfBatch, UnscoredWatch
 from training.run.worker_group_protocol import Metrics, PlayingGroup
 from training.step_phases import StepPhases
 from training.worker_groups import WorkerGroups
@@ -152,12 +153,13 @@ class GroupStreamingPhases(StepPhases):
         super().__init__(config, groups, reward_fn)
         # The parts of the step's batch whose gradient is there, in the order in which they ended.
         self.trained_parts: list[DataProto] = []
+        self.unscored = PartsOfBatch(UnscoredWatch(config.agent.max_failure_rate))
 
     def train_on(self, ended: DataProto) -> None:
         """Goes through the phases with groups that have ended, and adds up their gradient."""
         batch = super().arrange(ended)
         wait_for_reward = self.start_reward(batch)
-        if super().needs_old_log_probs():
+        if super().needs_old_log_probs() or super().weighs_several_rows(batch):
             batch, _ = self.add_old_log_probs(batch)
         if super().needs_reference():
             batch = batch.union(self.groups.reference.compute_ref_log_prob(batch))
@@ -172,9 +174,14 @@ class GroupStreamingPhases(StepPhases):
 
     def arrange(self, batch: DataProto) -> DataProto:
         """Returns the rows that were trained on, in the order in which their groups ended."""
+        self.unscored.end_batch()
         return DataProto.concat(_with_same_columns(self.trained_parts))
 
     def needs_old_log_probs(self) -> bool:
+        """Returns False: the rows have what is read of them."""
+        return False
+
+    def weighs_several_rows(self, batch: DataProto) -> bool:
         """Returns False: the rows have what is read of them."""
         return False
 

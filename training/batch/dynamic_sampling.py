@@ -10,13 +10,11 @@ import numpy as np
 
 from data.names import unknown_name
 from data.protocol import DataProto
-from training.batch.episode_rows import EpisodeRows, group_keys
+from training.batch.episode_rows import REWARD_INFO, EpisodeRows, group_keys
 from training.batch.row_groups import rows_by_key
 from training.config import FilterGroupsConfig
 
 SUM_OF_REWARDS = ("seq_reward", "score")
-# Columns of the reward function's other values begin with this.
-REWARD_INFO = "reward_info/"
 # In a batch's meta_info: the episodes that were left out of it, and why.
 DROPPED = "dropped_episodes"
 
@@ -104,10 +102,10 @@ def _values(batch: DataProto, episodes: EpisodeRows, metric: str) -> list[float]
     """Reads each episode's value of the metric: (E,)."""
     if metric in SUM_OF_REWARDS:
         return episodes.totals(batch.batch["token_level_scores"]).float().tolist()
-    column = batch.non_tensor_batch.get(REWARD_INFO + metric)
-    if column is None:
+    if REWARD_INFO + metric not in batch.non_tensor_batch:
         infos = [name for name in batch.non_tensor_batch if name.startswith(REWARD_INFO)]
         known = [name.removeprefix(REWARD_INFO) for name in infos]
         allowed = [*SUM_OF_REWARDS, *known]
         raise unknown_name("algorithm.filter_groups.metric", metric, allowed)
-    return [float(column[row]) for row in episodes.first]
+    # None: the reward function said nothing of this episode.
+    return [float(value or 0) for value in episodes.column(REWARD_INFO + metric)]

@@ -1,8 +1,9 @@
-"""Arranges a batch by episodes: which rows belong to one, and its tokens on one line.
+"""Arranges a batch by episodes: which rows belong to one, in which order, and whose values count.
 
-Estimators, filters and metrics see episodes. An episode counts once however many rows it has, and
-its rewards reach back over all of them. Dummy rows, which only pad a batch to the ranks, are an
-episode each and enter no average.
+Estimators, filters and metrics see episodes, and ask here. An episode counts once however many rows
+it has, and its rewards reach back over all of them. What is said of its answer (a score, `acc`,
+`pred`) is read from the row in which it answered last. Dummy rows, which only pad a batch to the
+ranks, are an episode each and enter no average.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,13 @@ import torch
 from torch import Tensor
 
 from data.array_ops import object_array, row_sums
+from data.outcome_rewards import move_to_sampled_tokens
 from data.protocol import DUMMY_UID, DataProto
 from training.batch.row_groups import rows_by_key
 from training.core_algos.masked_ops import sampled_sums
+
+# Columns of the reward function's values beside the score begin with this.
+REWARD_INFO = "reward_info/"
 
 
 def real_rows(batch: DataProto) -> Tensor:
@@ -55,11 +60,35 @@ def uid_of(group_key: str) -> str:
     return group_key.partition(" ")[0]
 
 
+def scores_on_trained_tokens(batch: DataProto, scores: Tensor) -> Tensor:
+    """Moves scores (B, R) from tokens that have been left out to those before them, else behind.
+
+    Sums of rows stay the same. A row of which nothing is left gives its scores to the other rows of
+    its episode, in the order of turns: an episode keeps its score as long as it has a token, and
+    one that has none is worth nothing.
+    """
+    mask = batch.batch["response_mask"].bool()
+    moved = move_to_sampled_tokens(scores, mask)
+    is_lost = scores.any(dim=1) & ~mask.any(dim=1)  # (B,)
+    episodes = EpisodeRows(batch)
+    if episodes.one_row_each or not is_lost.any():
+        return moved
+    rows = [row for rows in episodes.rows if is_lost[rows].any() for row in rows]
+    losing = batch.select_idxs(rows)
+    # The lines hold what is left out too, so that scores find their neighbours.
+    losing.batch["response_mask"] = mask[rows] | (scores[rows] != 0)
+    whole = EpisodeRows(losing)
+    lines = move_to_sampled_tokens(whole.join(scores[rows]), whole.join(mask[rows]))
+    moved[rows] = whole.split(lines)
+    return moved
+
+
 class EpisodeRows:
     """Groups a batch's rows (B) by `episode_id` into E episodes, in the order of their first rows.
 
     Where several agents speak in an episode, each of their conversations counts as an episode of
-    its own here: it has a reward of its own.
+    its own here: it has a reward of its own. With `by_conversation` false they are one episode, as
+    for a validation, whose samples are episodes whoever speaks in them.
 
     Where an episode has several rows, its line holds the sampled tokens of all of them, one behind
     the other, so that it is as long as its tokens are and not as its rows. With e for what was not
@@ -72,20 +101,22 @@ class EpisodeRows:
     its helpers, so does its line.
 
     Attributes:
-        rows: for each episode its row numbers, in the order of `episode_row`.
+        rows: for each episode its row numbers, in the order in which they begin (`episode_row`).
         first: (E,) int64, each episode's first row.
         real: (B,) bool, False for dummy rows.
         one_row_each: whether the episodes are the batch's rows.
     """
 
-    def __init__(self, batch: DataProto) -> None:
+    def __init__(self, batch: DataProto, *, by_conversation: bool = True) -> None:
         columns = batch.non_tensor_batch
         size = len(batch)
         self._batch = batch
         self.real = real_rows(batch)
         ids = columns.get("episode_id", np.arange(size))
         order = columns.get("episode_row", np.zeros(size, dtype=np.int64))
-        conversations = columns.get("agent_conversation", np.full(size, ""))
+        conversations = np.full(size, "")
+        if by_conversation:
+            conversations = columns.get("agent_conversation", conversations)
         # The number of a dummy row is its key, as no id is an integer.
         keys = [
             (str(episode_id), str(conversation)) if is_real else row
@@ -103,6 +134,34 @@ class EpisodeRows:
         self._episode_of_row[in_order] = torch.from_numpy(
             np.repeat(np.arange(len(lengths)), lengths)
         )
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """Finds the row of each episode that holds its last turn, (E,) int64: its values count.
+
+        That is not the row that began last where a conversation goes on after those of its helpers.
+        Turns that a correction has left out are turns all the same.
+        """
+        if self.one_row_each or "turn_ids" not in self._batch.batch:
+            return np.array([rows[-1] for rows in self.rows], dtype=np.int64)
+        last_turns = self._batch.batch["turn_ids"].amax(dim=1).tolist()  # (B,)
+        found = []
+        for rows in self.rows:
+            # From the end, as the later one counts of rows without a sampled token.
+            found.append(max(reversed(rows), key=last_turns.__getitem__))
+        return np.array(found, dtype=np.int64)
+
+    def column(self, name: str) -> np.ndarray:
+        """Returns each episode's value of a column, (E,).
+
+        What the reward function said counts of the row that holds the last turn; all else is the
+        first row's.
+
+        Raises:
+            KeyError: the batch has no such column.
+        """
+        rows = self.last if name.startswith(REWARD_INFO) else self.first
+        return self._batch.non_tensor_batch[name][rows]
 
     @cached_property
     def first_by_group(self) -> dict[str, list[int]]:
@@ -195,9 +254,7 @@ class EpisodeRows:
 
         It holds the sum of the episode's rewards, and as mask its number of tokens.
         """
-        columns = {
-            name: values[self.first] for name, values in self._batch.non_tensor_batch.items()
-        }
+        columns = {name: self.column(name) for name in self._batch.non_tensor_batch}
         tensors = {
             "token_level_rewards": self.totals(self._batch.batch["token_level_rewards"])[:, None],
             "response_mask": self.lengths[:, None],

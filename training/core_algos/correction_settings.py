@@ -21,7 +21,7 @@ class RolloutCorrectionSettings(ByName):
     rollout_rs: str | None = None
     #: UPPER; for k1 of the ratio, LOWER_UPPER or UPPER; or one for each: X,Y
     rollout_rs_threshold: str | None = None
-    #: leave a row out where a token's ratio is below it
+    #: leave an episode out where a token's ratio is below it
     rollout_token_veto_threshold: PositiveFloat | None = None
     #: take the engine's log-probs for the old ones: no pass for those
     bypass_mode: bool = False
@@ -35,7 +35,7 @@ class RolloutCorrectionSettings(ByName):
 
     @property
     def weighs_alone(self) -> bool:
-        """Returns whether tokens get weights that need no other row's.
+        """Returns whether tokens get weights that need no other row's, but for their episode's.
 
         A step's one update can then take them itself.
         """

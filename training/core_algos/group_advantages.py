@@ -10,6 +10,7 @@ episode gets the same advantage. Arguments that the estimators share:
     norm_adv_by_std_in_grpo: whether to divide by the standard deviation of the group's scores, the
         unbiased one; estimators that never divide by it take and ignore both.
     config: the algorithm's section, or None; most do not read it, but are handed it as verl's are.
+    kwargs: are not read; what is written for verl hands them on.
     returns: (advantages, returns), the same tensor twice, (batch, response_len), at least float32.
 
 Invariant: every estimator is pure (but `rae`, which moves its running means), and rewards of masked
@@ -79,6 +80,7 @@ def compute_grpo_passk_outcome_advantage(
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool | None = None,
     config: Any = None,
+    **kwargs: Any,
 ) -> Advantages:
     """Rewards the best of a group alone, by how far it is above the second, as pass@k does.
 
@@ -125,6 +127,7 @@ def compute_rloo_outcome_advantage(
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
     config: Any = None,
+    **kwargs: Any,
 ) -> Advantages:
     """Subtracts the leave-one-out baseline, A_i = r_i - mean(r_j, j != i).
 
@@ -151,6 +154,7 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     index: np.ndarray,
     config: Any = None,
     whiten: bool = True,
+    **kwargs: Any,
 ) -> Advantages:
     """Subtracts the group's mean, then whitens over all tokens of the batch.
 
@@ -179,6 +183,7 @@ def compute_opo_outcome_advantage(
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
     config: Any = None,
+    **kwargs: Any,
 ) -> Advantages:
     """Subtracts the mean score weighted by lengths, A_i = r_i - sum_j l_j r_j / sum_j l_j.
 
@@ -208,6 +213,7 @@ def compute_gpg_outcome_advantage(
     f_norm: float = 1.0,
     alpha: float = 1.0,
     config: Any = None,
+    **kwargs: Any,
 ) -> Advantages:
     """Subtracts the group's mean, and scales by the share of scores that are not zero.
 
@@ -275,6 +281,7 @@ def compute_gdpo_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     config: Any = None,
     non_tensor_batch: Mapping[str, Any] | None = None,
+    batch: Mapping[str, Tensor] | None = None,
     whiten: bool = True,
 ) -> Advantages:
     """Normalises each kind of reward in its group before they are added, then whitens the sum.
@@ -285,6 +292,7 @@ def compute_gdpo_outcome_advantage(
         config: has gdpo_reward_keys, the names of the rewards, and gdpo_reward_weights; empty
             weights are 1 each.
         non_tensor_batch: has (batch,) numbers under these names; None counts as 0.
+        batch: is not read, as the mask tells where responses end; for verl's sake.
         whiten: whether to whiten over all tokens of the batch; False leaves that to the caller.
 
     The other arguments, and what is returned, stand at the top of this file.

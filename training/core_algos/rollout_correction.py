@@ -4,11 +4,18 @@ With the ratio r = pi_trainer / pi_engine, tokens are weighted with it (`rollout
 where it is too far from 1 (`rollout_rs`). Names and thresholds are verl's. How far both are apart
 is measured in offpolicy_metrics.py.
 
+A sequence is an episode, whose tokens may stand in several rows. Which rows those are is told by
+`episodes`, (batch,) int64, each row's episode from 0 on; None: every row is an episode.
+
+    ratios of rows     [2 1] [3 .]        episodes = 0 0
+    sequence weights   [6 6] [6 .]
+
 Invariant: every function is pure; masked tokens do not count, and of a batch without any token the
 weights are zero and the metrics too.
 """
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,15 +60,18 @@ def compute_rollout_correction_weights(
     rollout_is: str = "token",
     rollout_is_threshold: str | float = 2.0,
     rollout_is_batch_normalize: bool = False,
+    episodes: Tensor | None = None,
 ) -> tuple[Tensor, Metrics]:
     """Computes importance weights of trainer against engine.
 
     Args:
         log_ratio, response_mask: (batch, response_len); log pi_trainer - log pi_engine, nats.
-        rollout_is: token: each its own ratio; sequence: all of a row the product of its tokens'.
+        rollout_is: token: each its own ratio; sequence: all of an episode the product of its
+            tokens'.
         rollout_is_threshold: UPPER truncates weights (truncated importance sampling); LOWER_UPPER
             makes those outside zero (IcePop, arXiv:2510.18855).
-        rollout_is_batch_normalize: divide by the mean weight, over tokens or over rows.
+        rollout_is_batch_normalize: divide by the mean weight, over tokens or over episodes.
+        episodes: (batch,), see the top of this file.
     Returns:
         weights: (batch, response_len), zero outside the mask; and metrics of them.
     Raises:
@@ -73,7 +83,8 @@ def compute_rollout_correction_weights(
     mask = response_mask.bool()
     log_ratio = torch.where(mask, log_ratio, 0)
     if rollout_is == "sequence":
-        log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
+        of_rows = log_ratio.sum(-1, keepdim=True)  # (batch, 1)
+        log_ratio = _over_episodes(of_rows, episodes, "sum").expand_as(log_ratio)
 
     ratio = torch.where(mask, log_ratio.clamp(-SAFETY_BOUND, SAFETY_BOUND).exp(), 0)
     if lower is None:
@@ -98,7 +109,7 @@ def compute_rollout_correction_weights(
     }
     if rollout_is_batch_normalize:
         if rollout_is == "sequence":
-            mean = masked_mean(weights.amax(-1), mask.any(-1))
+            mean = _mean_of_episodes(weights.amax(-1), mask.any(-1), episodes)
         factor = mean.item() if mean > 1e-8 else 1.0
         metrics["rollout_is_batch_norm_factor"] = factor
         weights = weights / factor
@@ -111,13 +122,15 @@ def compute_rollout_rejection_mask(
     response_mask: Tensor,
     rollout_rs: str = "token_k1",
     rollout_rs_threshold: Threshold = None,
+    episodes: Tensor | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """Leaves tokens, or whole rows, out of the mask where engine and trainer are too far apart.
+    """Leaves tokens, or whole episodes, out of the mask where engine and trainer are far apart.
 
     Args:
         log_ratio, response_mask: (batch, response_len); log pi_trainer - log pi_engine, nats.
         rollout_rs, rollout_rs_threshold: see `rejection_limits`; what breaks one of several is left
             out.
+        episodes: (batch,), see the top of this file.
     Returns:
         mask: (batch, response_len) in the dtype of `response_mask`; and metrics: of each statistic
         the mean over tokens, and the shares of tokens that are left out.
@@ -133,7 +146,7 @@ def compute_rollout_rejection_mask(
     metrics = {}
     for name, (lower, upper) in rejection_limits(rollout_rs, rollout_rs_threshold).items():
         level, kind = name.rsplit("_", 1)
-        statistic = _reduce_rows(per_token[kind], level, mask)
+        statistic = _reduce_episodes(per_token[kind], level, mask, episodes)
         is_inside = ((statistic >= lower) & (statistic <= upper)).expand_as(mask)
         kept = kept & is_inside
         mean = masked_mean(statistic.expand_as(log_ratio), mask)
@@ -144,16 +157,40 @@ def compute_rollout_rejection_mask(
     return kept.to(response_mask.dtype), metrics
 
 
-def _reduce_rows(per_token: Tensor, level: str, mask: Tensor) -> Tensor:
+def _reduce_episodes(
+    per_token: Tensor, level: str, mask: Tensor, episodes: Tensor | None
+) -> Tensor:
     """Reduces (batch, response_len) to (batch, 1) for the levels of sequences; tokens stay."""
     if level == "token":
         return per_token
     if level == "seq_max":
-        return per_token.amax(-1, keepdim=True)
-    total = per_token.sum(-1, keepdim=True)
+        return _over_episodes(per_token.amax(-1, keepdim=True), episodes, "amax")
+    total = _over_episodes(per_token.sum(-1, keepdim=True), episodes, "sum")
     if level == "seq_sum":
         return total
-    return total / mask.sum(-1, keepdim=True).clamp(min=1)
+    tokens = _over_episodes(mask.sum(-1, keepdim=True), episodes, "sum")
+    return total / tokens.clamp(min=1)
+
+
+def _over_episodes(of_rows: Tensor, episodes: Tensor | None, how: Literal["sum", "amax"]) -> Tensor:
+    """Gives each row what its episode's rows make together: (batch, 1) -> (batch, 1)."""
+    if episodes is None:
+        return of_rows
+    return _of_episodes(of_rows[:, 0], episodes, how)[episodes][:, None]
+
+
+def _of_episodes(of_rows: Tensor, episodes: Tensor, how: Literal["sum", "amax"]) -> Tensor:
+    """Reduces the rows of each episode: (batch,) -> (episodes,)."""
+    zeros = of_rows.new_zeros(int(episodes.max()) + 1)
+    return zeros.scatter_reduce(0, episodes, of_rows, how, include_self=False)
+
+
+def _mean_of_episodes(weights: Tensor, is_live: Tensor, episodes: Tensor | None) -> Tensor:
+    """Averages what all tokens of an episode have, (batch,), over episodes with a token: 0-dim."""
+    if episodes is not None:
+        weights = _of_episodes(weights, episodes, "amax")
+        is_live = _of_episodes(is_live.to(weights.dtype), episodes, "amax").bool()
+    return masked_mean(weights, is_live)
 
 
 def rejection_limits(
@@ -225,12 +262,14 @@ def correct_as(
     old_log_prob: Tensor,
     rollout_log_prob: Tensor,
     response_mask: Tensor,
+    episodes: Tensor | None = None,
 ) -> Corrected:
     """Weighs and rejects as the settings say, each where it is asked for.
 
     Args:
         old_log_prob, rollout_log_prob, response_mask: (batch, response_len); the trainer's and the
             engine's, nats.
+        episodes: (batch,), see the top of this file.
     Returns: importance weights (batch, response_len), or None; the mask; and metrics as
         `rollout_corr/NAME`.
     """
@@ -245,6 +284,7 @@ def correct_as(
             rollout_is=settings.rollout_is,
             rollout_is_threshold=settings.rollout_is_threshold,
             rollout_is_batch_normalize=settings.rollout_is_batch_normalize,
+            episodes=episodes,
         )
         metrics.update(weight_metrics)
     if settings.rollout_rs is not None:
@@ -253,11 +293,13 @@ def correct_as(
             mask,
             rollout_rs=settings.rollout_rs,
             rollout_rs_threshold=settings.rollout_rs_threshold,
+            episodes=episodes,
         )
         metrics.update(rejection_metrics)
     if settings.rollout_token_veto_threshold is not None:
         lowest = math.log(settings.rollout_token_veto_threshold)
-        vetoed = (log_ratio < lowest).any(-1, keepdim=True)  # (batch, 1)
+        has_veto = (log_ratio < lowest).any(-1, keepdim=True)  # (batch, 1)
+        vetoed = _over_episodes(has_veto.int(), episodes, "amax").bool()
         mask = mask * ~vetoed
         metrics["rollout_rs_veto_seq_fraction"] = vetoed.float().mean().item()
     return weights, mask, {f"rollout_corr/{name}": value for name, value in metrics.items()}

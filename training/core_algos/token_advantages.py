@@ -188,6 +188,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     response_mask: Tensor,
     config: Any = None,
     whiten: bool = True,
+    **kwargs: Any,
 ) -> Advantages:
     """Takes each token's discounted return, whitened over the batch: REINFORCE++.
 
@@ -197,6 +198,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
         token_level_rewards, response_mask: (batch, response_len).
         config: has the discount `gamma` per sampled token; None means 1.
         whiten: whether to whiten; False leaves that to the caller.
+        kwargs: are not read; what is written for verl hands them on.
     Returns:
         advantages, returns (before whitening): (batch, response_len), zero where the mask is zero.
     """
@@ -219,6 +221,7 @@ def compute_remax_outcome_advantage(
     reward_baselines: Tensor,
     response_mask: Tensor,
     config: Any = None,
+    **kwargs: Any,
 ) -> Advantages:
     """Subtracts the reward of a greedy answer to the same prompt from the return, A_t = G_t - b.
 
@@ -227,7 +230,7 @@ def compute_remax_outcome_advantage(
     Args:
         token_level_rewards, response_mask: (batch, response_len).
         reward_baselines: (batch,) rewards of the greedy answers.
-        config: not read.
+        config, kwargs: not read; what is written for verl hands them on.
     Returns:
         advantages, returns: (batch, response_len), zero where the mask is zero.
     """

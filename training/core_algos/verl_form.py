@@ -267,9 +267,15 @@ def call_adv_estimator(name: str | Enum, **offered: Any) -> Advantages:
     return fn(**accepted_arguments(fn, offered))
 
 
-def accepted_arguments(fn: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Picks of the offered arguments those that a function's signature takes: all with **kwargs."""
+def accepted_arguments(
+    fn: Callable[..., Any], offered: dict[str, Any], *, reads_all: bool = True
+) -> dict[str, Any]:
+    """Picks of the offered arguments those that a function's signature takes: all with **kwargs.
+
+    With `reads_all` false those alone that it names.
+    """
     parameters = inspect.signature(fn).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if takes_all and reads_all:
         return dict(offered)
     return {name: value for name, value in offered.items() if name in parameters}

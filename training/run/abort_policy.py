@@ -127,6 +127,31 @@ class UnscoredWatch:
             )
 
 
+class PartsOfBatch:
+    """Adds up the episodes of a batch that is scored in parts, until the watch counts it whole.
+
+    A part alone may be a single group, of which chance lets most fail.
+    """
+
+    def __init__(self, watch: UnscoredWatch) -> None:
+        self.watch = watch
+        self._tried = 0
+        self._failed = 0
+
+    def count(self, *, tried: int, failed: int) -> None:
+        """Adds a part's episodes."""
+        self._tried += tried
+        self._failed += failed
+
+    def end_batch(self) -> None:
+        """Has the watch count the parts so far, if there are any; raises EnvironmentsFail."""
+        tried, failed = self._tried, self._failed
+        self._tried = 0
+        self._failed = 0
+        if tried:
+            self.watch.count(tried=tried, failed=failed)
+
+
 def count_crashes(episode: EpisodeFacts) -> int:
     """Counts the attempts that crashed: all before the last one, and that if it crashed too."""
     if episode["ending"] == "env_crash":

@@ -53,3 +53,24 @@ def loss_fields(micro: DataProto, device: torch.device) -> LossFields:
     """Copies to the device what losses read: `response_mask`, and the listed fields there are."""
     names = dict.fromkeys(("response_mask", *POLICY_LOSS_FIELDS, *VALUE_LOSS_FIELDS))
     return {name: to_device(micro.batch[name], device) for name in names if name in micro.batch}
+
+
+def with_forward_fields(data: DataProto) -> DataProto:
+    """Adds what a batch of verl's form lacks of FORWARD_FIELDS, in a copy; else returns the batch.
+
+    verl's has `input_ids` (B, P + R) in place of `prompts`, and without a `response_mask` all of
+    the responses was sampled.
+    """
+    fields = data.batch
+    added = {}
+    if "prompts" not in fields and {"input_ids", "responses"} <= set(fields.keys()):
+        prompt_length = fields["input_ids"].shape[1] - fields["responses"].shape[1]
+        added["prompts"] = fields["input_ids"][:, :prompt_length]  # (B, P)
+    if "response_mask" not in fields and {"attention_mask", "responses"} <= set(fields.keys()):
+        response_length = fields["responses"].shape[1]
+        added["response_mask"] = fields["attention_mask"][:, -response_length:]  # (B, R)
+    if not added:
+        return data
+    copy = data.select()
+    copy.batch.update(added)
+    return copy

@@ -20,7 +20,7 @@ from data.seeds import seed_for
 from training.config import MicroBatching, UpdatePlan
 from training.core_algos import GlobalBatchInfo, seeded_draws
 from workers.model.forward_settings import ForwardSettings
-from workers.model.loss_fields import FORWARD_FIELDS, LossFields
+from workers.model.loss_fields import FORWARD_FIELDS, LossFields, with_forward_fields
 from workers.model.micro_batches import iter_micro_batches, read_rows, scatter_tokens
 from workers.model.mini_batches import global_counts, rows_of_updates
 from workers.model.packing import ForwardBatch
@@ -134,6 +134,7 @@ class UpdateLoop(ABC):
             limits: those of a micro-batch; None: the update's own.
         """
         self.module.eval()
+        data = with_forward_fields(data)
         data.require(*FORWARD_FIELDS, by=by)
         limits = limits or self.config.micro_batching
         row_numbers = []

@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from data.protocol import DataProto
 from features.alarms.finding import Finding, place_of
 from features.alarms.rule import RulesWithMemory, rule
 from features.alarms.seen_step import SeenStep
 from features.alarms.spread import GroupSpread, groups_without_spread
-from training.batch.dynamic_sampling import REWARD_INFO
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import REWARD_INFO, EpisodeRows
 from training.batch.row_groups import rows_by_key
 from training.core_algos import kl_penalty
 from training.observers import ObservedRun
@@ -128,27 +126,33 @@ class ScoreRules(RulesWithMemory):
     def changed_scores(self, seen: SeenStep) -> Iterator[Finding]:
         """Looks at a step's scores; of environments only at whether they stay."""
         batch = seen.batch
-        yield from self._check_given(batch, seen.given)
+        yield from self._check_given(seen)
         if "environment_rewards" in batch.batch:
             return
         scores = batch.batch["token_level_scores"].sum(1).tolist()
-        rows = [row for row, is_real in enumerate(seen.episodes.real.tolist()) if is_real]
+        # Of an episode the row that is scored.
+        is_real = seen.episodes.real.tolist()
+        rows = [row for row in seen.episodes.last.tolist() if is_real[row]]
         yield from self._check_pairs(batch, rows, scores)
         yield from self._check_infos(batch, rows, scores)
 
-    def _check_given(self, batch: DataProto, given: Tensor | None) -> Iterator[Finding]:
-        """Compares the scores that are trained on with those that were given."""
-        scores = batch.batch["token_level_scores"].sum(1, dtype=torch.float64)
-        if given is None or given.shape != scores.shape:
+    def _check_given(self, seen: SeenStep) -> Iterator[Finding]:
+        """Compares the scores that episodes are trained on with, with those that were given."""
+        batch, given, episodes = seen.batch, seen.given, seen.episodes
+        if given is None or len(given) != len(batch):
             return
-        is_live = batch.batch["response_mask"].any(1)
+        given = episodes.fold(given)  # (episodes,), as all below
+        scores = episodes.fold(batch.batch["token_level_scores"].sum(1, dtype=torch.float64))
+        is_live = episodes.fold(batch.batch["response_mask"].any(1), "amax") > 0
         differing = ((given - scores).abs() > 1e-4 * (1 + given.abs())) & is_live
         if differing.any():
-            row = int(differing.nonzero()[0])
+            number = int(differing.nonzero()[0])
+            row = int(episodes.first[episodes.real.numpy()[episodes.first]][number])
             yield Finding(
                 "reward_differs",
-                f"{int(differing.sum())} of {len(given)} rows are trained on with another score "
-                f"than they were given, as row {row} with {scores[row]:.4g} for {given[row]:.4g}",
+                f"{int(differing.sum())} of {len(given)} episodes are trained on with another "
+                f"score than they were given, as that of row {row} with {scores[number]:.4g} for "
+                f"{given[number]:.4g}",
                 place_of(batch, row),
             )
 

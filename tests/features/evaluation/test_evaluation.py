@@ -171,6 +171,18 @@ def test_episodes_that_a_judge_failed_to_score_and_rewards_of_no_range_are_told(
     assert mean.endswith("(approximate)") and "approximate" not in passed
 
 
+def test_tasks_of_which_some_would_be_left_out_of_the_table_are_refused() -> None:
+    samples = ValidationSamples(
+        sources=["maths"] * 3,
+        uids=["a", "b", "b"],
+        endings=["done"] * 3,
+        tokens=[1] * 3,
+        infos={"reward": [0.0, 1.0, 1.0]},
+    )
+    with pytest.raises(ValueError, match="tasks have 1 or 2 samples"):
+        summarise(samples, [], pass_reward=1.0)
+
+
 def test_one_task_is_described_without_an_interval() -> None:
     result = summarise(samples_of([[0.5]]), [], 1.0)
     result |= {"sampling": {"do_sample": False}, "seeded_as_step": 0}

@@ -57,3 +57,26 @@ def test_a_trajectory_has_what_the_model_read_and_is_done_with_its_last_turn(
     assert played.dones == [False, True]
     assert stopped.dones == [False]
     assert stopped.ending == "max_turns"
+
+
+def test_turns_stand_in_their_order_where_a_helper_spoke_between() -> None:
+    """Row 0 holds turns 0 and 2, the helper's row turn 1."""
+    batch = DataProto.from_dict(
+        tensors={
+            "prompts": torch.tensor([[0, 1], [0, 1]]),
+            "responses": torch.tensor([[2, 3, 4, 5], [6, 0, 0, 0]]),
+            "response_mask": torch.tensor([[1, 0, 1, 0], [1, 0, 0, 0]]),
+            "turn_ids": torch.tensor([[0, -1, 2, -1], [1, -1, -1, -1]]),
+            "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0]]),
+            "token_level_scores": torch.tensor([[0.0, 0, 3.0, 0], [0.0, 0, 0, 0]]),
+        },
+        non_tensors={
+            "ending": np.array(["done", "done"], dtype=object),
+            "uid": np.array(["a", "a"], dtype=object),
+            "episode_id": np.array(["0", "0"], dtype=object),
+            "episode_row": np.array([0, 1]),
+        },
+    )
+    played = RolloutData.of(batch, Words())
+    assert played.texts == [["left", "up", "right"]]
+    assert played.rewards == [[0.0, 0.0, 3.0]]

@@ -18,9 +18,10 @@ class OptimConfig(Section):
     lr: PositiveFloat = 1e-6  #: learning rate after warm-up
     weight_decay: NonNegativeFloat = 0.01  #: decoupled weight decay
     betas: Betas = (0.9, 0.999)  #: decay of the first and second moment
-    #: optimiser steps of linear warm-up; -1 = by lr_warmup_steps_ratio
+    #: training steps of linear warm-up, whatever updates a step makes; -1 = by
+    #: lr_warmup_steps_ratio
     lr_warmup_steps: NonNegativeOrMinusOne = -1
-    lr_warmup_steps_ratio: Fraction = 0.0  #: warm-up as a part of all steps
+    lr_warmup_steps_ratio: Fraction = 0.0  #: warm-up as a part of all training steps
     min_lr_ratio: Fraction = 0.0  #: final learning rate as a part of lr (cosine, wsd)
     num_cycles: PositiveFloat = 0.5  #: cosine waves over the run; 0.5 = down once
     #: shape after warm-up; wsd = hold, then decay

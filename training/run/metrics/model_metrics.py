@@ -6,7 +6,7 @@ from typing import Any
 from custom.model_usage import COUNTED, USAGE
 from custom.reward_managers.unscored import UNSCORED
 from data.protocol import DataProto
-from training.batch.dynamic_sampling import REWARD_INFO
+from training.batch.episode_rows import REWARD_INFO
 
 
 def take_model_metrics(names: Collection[str], batch: DataProto | None = None) -> dict[str, float]:
