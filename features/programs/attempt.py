@@ -7,10 +7,12 @@ once `Exited` was told; a request gets its answer or an error, and is counted on
 client that was cut off asks for it again.
 
     the same body comes again                               it gets
-    while nobody listens for the first one's answer         that answer
-    after it was delivered, marked as a retry               that answer
+    while an answer to it waits that nobody listens for     that answer, the oldest of several
+    otherwise, also where it is marked as a retry           an answer of its own
         (x-stainless-retry-count, as the SDKs do)
-    otherwise                                               an answer of its own
+
+A retry never gets an answer that was delivered: a client that asks the same question several times,
+to vote on it, has that one already.
 """
 
 import asyncio
@@ -72,6 +74,11 @@ class Pending:
     listeners: int = 0
     delivered: bool = False
     gone: asyncio.TimerHandle | None = None
+
+    @property
+    def is_left(self) -> bool:
+        """Returns whether its answer was not delivered, and nobody listens for it."""
+        return not self.listeners and not self.delivered
 
 
 @dataclass(frozen=True)
@@ -206,9 +213,7 @@ class Attempt:
         if self.exited or self.ending or self.failure:
             raise ProtocolError("this episode has ended", "episode_ended", 410)
 
-    def ask(
-        self, asked: AskedCompletion, body: bytes, *, is_retry: bool, reward: float | None
-    ) -> Pending:
+    def ask(self, asked: AskedCompletion, body: bytes, *, reward: float | None) -> Pending:
         """Takes a request in; returns it, or the one that it repeats. Raises ProtocolError.
 
         Who asked listens from here on, until `stop_listening`.
@@ -218,10 +223,8 @@ class Attempt:
         named = f"{speaker.agent} {speaker.conversation} ".encode()
         digest = hashlib.blake2b(named + body, digest_size=16).digest()
         for earlier in self.pending.values():
-            repeats = earlier.digest == digest and not earlier.listeners
-            if repeats and (is_retry or not earlier.delivered):
+            if earlier.digest == digest and earlier.is_left:
                 self._adopt(earlier)
-                earlier.listeners += 1
                 return earlier
         check_messages(asked)
         number = len(self.pending) + 1
@@ -256,6 +259,7 @@ class Attempt:
     def _adopt(self, pending: Pending) -> None:
         """Lets a client that was cut off go on waiting for its answer."""
         self.counts["retries"] += 1
+        pending.listeners += 1
         if pending.gone is not None:
             pending.gone.cancel()
             pending.gone = None

@@ -41,14 +41,13 @@ HEARTBEAT_S = 5.0
 # Tokens of ended episodes that are told from unknown ones.
 MAX_ENDED = 10_000
 SHUTDOWN_S = 1.0
-# Names of the reward's header, and of what the SDKs say when they try again.
+# Names the reward of the answer before a request.
 REWARD_HEADER = "X-Reward"
 # Names the agent that speaks, and its conversation, where there are several; clients that keep a
 # session's requests together name it so.
 AGENT_HEADER = "X-Agent"
 CONVERSATION_HEADER = "X-Session-ID"
 MAX_NAME_CHARS = 200
-RETRY_HEADER = "x-stainless-retry-count"
 # A request of another form raises one of these where it is read.
 UNREADABLE = (
     LookupError,
@@ -200,13 +199,7 @@ class ProgramServer:
             attempt.refuse_if_ended()
             return web.json_response(await ask_service(service, content, http.path))
         asked = replace(read_request(protocol, content), speaker=speaker_of(http))
-        retry = http.headers.get(RETRY_HEADER, "0")
-        pending = attempt.ask(
-            asked,
-            body,
-            is_retry=retry.isdigit() and int(retry) > 0,
-            reward=reward_header(http),
-        )
+        pending = attempt.ask(asked, body, reward=reward_header(http))
         delivered = False
         try:
             if asked.stream:
