@@ -37,8 +37,7 @@ from features.programs.exchange import (
     Rewarded,
 )
 from features.programs.protocols import ProtocolError
-from features.programs.protocols.protocol import tool_call
-from features.programs.recall import Recall
+from features.programs.recall import Recall, message_of
 from features.programs.report import ProgramReport
 from features.programs.spec import ProgramSpec
 from workers.environments.clock import SHORT_S
@@ -239,7 +238,7 @@ class Attempt:
             self.key,
             Asked(
                 number=number,
-                messages=self.recall.recalled(asked.messages),
+                messages=self.recall.recalled(asked.messages, speaker),
                 prompt_ids=asked.prompt_ids,
                 tools=asked.tools,
                 max_tokens=asked.max_tokens,
@@ -332,13 +331,7 @@ class Attempt:
             is_answered = pending.answered.done() and pending.answered.exception() is None
             if not is_answered or not pending.asked.messages:
                 continue
-            answered = pending.answered.result()
-            answer: Json = {"role": "assistant", "content": answered.text}
-            if answered.calls:
-                answer["tool_calls"] = [
-                    tool_call(call.id, call.name, call.arguments) for call in answered.calls
-                ]
-            had.append([*pending.asked.messages, answer])
+            had.append([*pending.asked.messages, message_of(pending.answered.result())])
         return without_beginnings(had)
 
     def take_reward(self, reward: float, number: int | None) -> None:
