@@ -6,6 +6,11 @@ process waits for a processor of a busy machine. Invariant: `tell` is called for
 once `Exited` was told; a request gets its answer or an error, and is counted once however often a
 client that was cut off asks for it again.
 
+Limits end an episode once: the first request behind its last turn settles that. Its program has
+`programs.grace_s` of its own time left to end by itself; then it is ended as it asks again, and at
+once where a reward function pays, as it need say nothing any more. The same holds for one that asks
+again and again what has no room.
+
     the same body comes again                               it gets
     while an answer to it waits that nobody listens for     that answer, the oldest of several
     otherwise, also where it is marked as a retry           an answer of its own
@@ -88,10 +93,12 @@ class Deadlines:
         step_s: from an answer, or its start, to its next request, or its end; requests that are
             refused in a row count as none.
         episode_s: all of it together.
+        grace_s: that is left to it behind a limit of the episode.
     """
 
     step_s: float | None = None
     episode_s: float | None = None
+    grace_s: float = 5.0
 
 
 @dataclass(eq=False)
@@ -109,7 +116,10 @@ class Attempt:
     Attributes:
         exited: nothing more is told of it.
         ending: it takes no more requests.
-        failure: why it was given up, "" where it was not; has_failed: it crashed, or was given up.
+        failure: why it was given up, "" where it was not.
+        has_failed: it crashed, or was given up, and no limit of the episode is the reason.
+        limits: the refusals that it heard because of a limit.
+        is_cut_short: it was ended behind a limit.
         reward_told: it has said what answers earned.
         output: the end of what it wrote to standard output.
         used_s: its own time.
@@ -132,6 +142,8 @@ class Attempt:
     counts: dict[str, int] = field(default_factory=lambda: {"retries": 0, "http_errors": 0})
     failure: str = ""
     has_failed: bool = False
+    limits: set[Refusal] = field(default_factory=set)
+    is_cut_short: bool = False
     output: str = ""
     exited: bool = False
     ending: bool = False
@@ -146,6 +158,12 @@ class Attempt:
     # Its own time at the answer from which its step is counted, and whether that was a refusal.
     _step_from_s: float = 0.0
     _was_refused: bool = False
+    # Its own time at which its grace is over; None: it has met no limit.
+    _grace_until_s: float | None = None
+    # The end of its grace is what comes first of all that its clock counts to.
+    _is_in_grace: bool = False
+    # Its own time when each request, by digest, was first told that it has no room.
+    _no_room_since_s: dict[bytes, float] = field(default_factory=dict)
     _waited: float = 0.0
     _deadline: asyncio.TimerHandle | None = None
 
@@ -163,6 +181,11 @@ class Attempt:
             limits.append(max(0.0, self.deadlines.step_s - used_s))
         if self.deadlines.episode_s is not None:
             limits.append(max(0.0, self.deadlines.episode_s - self.used_s))
+        self._is_in_grace = False
+        if self._grace_until_s is not None and self.spec.reward_path is not None:
+            grace_s = max(0.0, self._grace_until_s - self.used_s)
+            self._is_in_grace = grace_s <= min(limits, default=grace_s)
+            limits.append(grace_s)
         if limits:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(min(limits), self._be_overdue)
@@ -192,12 +215,37 @@ class Attempt:
             self._deadline = asyncio.get_running_loop().call_later(waited, self._be_overdue)
             return
         self.stop_clock()
+        if self._is_in_grace:
+            self._cut_short()
+            return
         self.failure = (
             f"the program was still working at its deadline, after {self.used_s:.3g} s of its own "
             f"(agent.step_timeout_s={self.deadlines.step_s}, "
             f"agent.episode_timeout_s={self.deadlines.episode_s})"
         )
         self.kill()
+
+    def _cut_short(self) -> None:
+        """Ends a program that goes on behind a limit of its episode."""
+        self.is_cut_short = True
+        self.kill()
+
+    def _meet_limit(self, pending: Pending, refusal: Refusal) -> None:
+        """Notes that a request was refused because of a limit; ends who has had its grace."""
+        self.limits.add(refusal)
+        if self.spec.is_by_hand:
+            return
+        since_s = self.used_s
+        if refusal == "context_length":
+            if pending.digest not in self._no_room_since_s:
+                # It may ask for less.
+                self._no_room_since_s[pending.digest] = self.used_s
+                return
+            since_s = self._no_room_since_s[pending.digest]
+        if self._grace_until_s is None:
+            self._grace_until_s = since_s + self.deadlines.grace_s
+        if self.used_s >= self._grace_until_s:
+            self._cut_short()
 
     def _new_seconds(self) -> float:
         """Returns the program's own time that was not told yet."""
@@ -209,7 +257,7 @@ class Attempt:
 
     def refuse_if_ended(self) -> None:
         """Raises ProtocolError where it takes no more requests."""
-        if self.exited or self.ending or self.failure:
+        if self.exited or self.ending or self.failure or self.is_cut_short:
             raise ProtocolError("this episode has ended", "episode_ended", 410)
 
     def ask(self, asked: AskedCompletion, body: bytes, *, reward: float | None) -> Pending:
@@ -300,6 +348,10 @@ class Attempt:
         self._begin_step(is_refusal=bool(answer.refusal))
         pending = self.pending[number]
         if not pending.answered.done():
+            if answer.refusal in ("ended", "context_length"):
+                self._meet_limit(pending, answer.refusal)
+            elif "ended" not in self.limits:
+                self._grace_until_s = None
             if answer.refusal:
                 code, status = REFUSALS[answer.refusal]
                 pending.answered.set_exception(ProtocolError(answer.error, code, status))
@@ -378,7 +430,10 @@ class Attempt:
         failure: Any = "env_crash" if crash else ""
         if self.failure:
             failure = "env_timeout"
-        self.has_failed = bool(failure)
+        is_at_limit = "ended" in self.limits
+        if "context_length" in self.limits and failure == "env_crash":
+            is_at_limit = True
+        self.has_failed = bool(failure) and not is_at_limit
         self.tell(
             self.key,
             Exited(
