@@ -23,13 +23,15 @@ from custom.env_calls import check_reward
 from features.programs.attempt import Attempt, Pending
 from features.programs.exchange import AskedCompletion, Json
 from features.programs.protocols import ProtocolError, protocol_of
-from features.programs.protocols.protocol import Protocol, check_depth, openai_error
+from features.programs.protocols.protocol import Protocol, check_depth, openai_error, too_long
 from features.programs.side_models import ask_service, side_service_of
 from workers.rollout.speaker import NOBODY, Speaker
 
 # Bytes of a request: for each token of the longest row, and beside them.
 BYTES_PER_TOKEN = 64
 BYTES_BESIDE = 1 << 20
+# As many bytes a token has in most texts.
+BYTES_OF_A_WORD = 4
 # The longest that a connection may take to send a request's headers, and its body, in seconds.
 HEADERS_S = 30.0
 BODY_S = 60.0
@@ -71,6 +73,7 @@ class ProgramServer:
     def __init__(self, max_tokens: int, port: int = 0, host: str = "127.0.0.1") -> None:
         self.host = host
         self.port = port
+        self.max_tokens = max_tokens
         self.max_bytes = BYTES_BESIDE + BYTES_PER_TOKEN * max_tokens
         self._attempts: dict[str, Attempt] = {}
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
@@ -279,8 +282,12 @@ class ProgramServer:
             return await asyncio.wait_for(http.read(), BODY_S)
         except web.HTTPRequestEntityTooLarge:
             raise ProtocolError(
-                f"the request has more than {self.max_bytes} bytes, {BYTES_PER_TOKEN} for each "
-                "token that a row may have",
+                too_long(
+                    (http.content_length or self.max_bytes) // BYTES_OF_A_WORD,
+                    self.max_tokens,
+                    f"The request has more than {self.max_bytes} bytes, {BYTES_PER_TOKEN} for each "
+                    "token that a row may have; its tokens are an estimate",
+                ),
                 "context_length_exceeded",
             ) from None
         except ConnectionError:
