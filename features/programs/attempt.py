@@ -6,11 +6,18 @@ process waits for a processor of a busy machine. Invariant: `tell` is called for
 once `Exited` was told; a request gets its answer or an error, and is counted once however often a
 client that was cut off asks for it again.
 
+Limits end an episode once: the first request behind its last turn settles that. Its program has
+`programs.grace_s` of its own time left to end by itself; then it is ended as it asks again, and at
+once where a reward function pays, as it need say nothing any more. The same holds for one that asks
+again and again what has no room.
+
     the same body comes again                               it gets
-    while nobody listens for the first one's answer         that answer
-    after it was delivered, marked as a retry               that answer
+    while an answer to it waits that nobody listens for     that answer, the oldest of several
+    otherwise, also where it is marked as a retry           an answer of its own
         (x-stainless-retry-count, as the SDKs do)
-    otherwise                                               an answer of its own
+
+A retry never gets an answer that was delivered: a client that asks the same question several times,
+to vote on it, has that one already.
 """
 
 import asyncio
@@ -35,8 +42,7 @@ from features.programs.exchange import (
     Rewarded,
 )
 from features.programs.protocols import ProtocolError
-from features.programs.protocols.protocol import tool_call
-from features.programs.recall import Recall
+from features.programs.recall import Recall, message_of
 from features.programs.report import ProgramReport
 from features.programs.spec import ProgramSpec
 from workers.environments.clock import SHORT_S
@@ -73,6 +79,11 @@ class Pending:
     delivered: bool = False
     gone: asyncio.TimerHandle | None = None
 
+    @property
+    def is_left(self) -> bool:
+        """Returns whether its answer was not delivered, and nobody listens for it."""
+        return not self.listeners and not self.delivered
+
 
 @dataclass(frozen=True)
 class Deadlines:
@@ -82,10 +93,12 @@ class Deadlines:
         step_s: from an answer, or its start, to its next request, or its end; requests that are
             refused in a row count as none.
         episode_s: all of it together.
+        grace_s: that is left to it behind a limit of the episode.
     """
 
     step_s: float | None = None
     episode_s: float | None = None
+    grace_s: float = 5.0
 
 
 @dataclass(eq=False)
@@ -103,7 +116,10 @@ class Attempt:
     Attributes:
         exited: nothing more is told of it.
         ending: it takes no more requests.
-        failure: why it was given up, "" where it was not; has_failed: it crashed, or was given up.
+        failure: why it was given up, "" where it was not.
+        has_failed: it crashed, or was given up, and no limit of the episode is the reason.
+        limits: the refusals that it heard because of a limit.
+        is_cut_short: it was ended behind a limit.
         reward_told: it has said what answers earned.
         output: the end of what it wrote to standard output.
         used_s: its own time.
@@ -126,6 +142,8 @@ class Attempt:
     counts: dict[str, int] = field(default_factory=lambda: {"retries": 0, "http_errors": 0})
     failure: str = ""
     has_failed: bool = False
+    limits: set[Refusal] = field(default_factory=set)
+    is_cut_short: bool = False
     output: str = ""
     exited: bool = False
     ending: bool = False
@@ -140,6 +158,12 @@ class Attempt:
     # Its own time at the answer from which its step is counted, and whether that was a refusal.
     _step_from_s: float = 0.0
     _was_refused: bool = False
+    # Its own time at which its grace is over; None: it has met no limit.
+    _grace_until_s: float | None = None
+    # The end of its grace is what comes first of all that its clock counts to.
+    _is_in_grace: bool = False
+    # Its own time when each request, by digest, was first told that it has no room.
+    _no_room_since_s: dict[bytes, float] = field(default_factory=dict)
     _waited: float = 0.0
     _deadline: asyncio.TimerHandle | None = None
 
@@ -157,6 +181,11 @@ class Attempt:
             limits.append(max(0.0, self.deadlines.step_s - used_s))
         if self.deadlines.episode_s is not None:
             limits.append(max(0.0, self.deadlines.episode_s - self.used_s))
+        self._is_in_grace = False
+        if self._grace_until_s is not None and self.spec.reward_path is not None:
+            grace_s = max(0.0, self._grace_until_s - self.used_s)
+            self._is_in_grace = grace_s <= min(limits, default=grace_s)
+            limits.append(grace_s)
         if limits:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(min(limits), self._be_overdue)
@@ -186,12 +215,37 @@ class Attempt:
             self._deadline = asyncio.get_running_loop().call_later(waited, self._be_overdue)
             return
         self.stop_clock()
+        if self._is_in_grace:
+            self._cut_short()
+            return
         self.failure = (
             f"the program was still working at its deadline, after {self.used_s:.3g} s of its own "
             f"(agent.step_timeout_s={self.deadlines.step_s}, "
             f"agent.episode_timeout_s={self.deadlines.episode_s})"
         )
         self.kill()
+
+    def _cut_short(self) -> None:
+        """Ends a program that goes on behind a limit of its episode."""
+        self.is_cut_short = True
+        self.kill()
+
+    def _meet_limit(self, pending: Pending, refusal: Refusal) -> None:
+        """Notes that a request was refused because of a limit; ends who has had its grace."""
+        self.limits.add(refusal)
+        if self.spec.is_by_hand:
+            return
+        since_s = self.used_s
+        if refusal == "context_length":
+            if pending.digest not in self._no_room_since_s:
+                # It may ask for less.
+                self._no_room_since_s[pending.digest] = self.used_s
+                return
+            since_s = self._no_room_since_s[pending.digest]
+        if self._grace_until_s is None:
+            self._grace_until_s = since_s + self.deadlines.grace_s
+        if self.used_s >= self._grace_until_s:
+            self._cut_short()
 
     def _new_seconds(self) -> float:
         """Returns the program's own time that was not told yet."""
@@ -203,12 +257,10 @@ class Attempt:
 
     def refuse_if_ended(self) -> None:
         """Raises ProtocolError where it takes no more requests."""
-        if self.exited or self.ending or self.failure:
+        if self.exited or self.ending or self.failure or self.is_cut_short:
             raise ProtocolError("this episode has ended", "episode_ended", 410)
 
-    def ask(
-        self, asked: AskedCompletion, body: bytes, *, is_retry: bool, reward: float | None
-    ) -> Pending:
+    def ask(self, asked: AskedCompletion, body: bytes, *, reward: float | None) -> Pending:
         """Takes a request in; returns it, or the one that it repeats. Raises ProtocolError.
 
         Who asked listens from here on, until `stop_listening`.
@@ -218,10 +270,8 @@ class Attempt:
         named = f"{speaker.agent} {speaker.conversation} ".encode()
         digest = hashlib.blake2b(named + body, digest_size=16).digest()
         for earlier in self.pending.values():
-            repeats = earlier.digest == digest and not earlier.listeners
-            if repeats and (is_retry or not earlier.delivered):
+            if earlier.digest == digest and earlier.is_left:
                 self._adopt(earlier)
-                earlier.listeners += 1
                 return earlier
         check_messages(asked)
         number = len(self.pending) + 1
@@ -236,7 +286,7 @@ class Attempt:
             self.key,
             Asked(
                 number=number,
-                messages=self.recall.recalled(asked.messages),
+                messages=self.recall.recalled(asked.messages, speaker),
                 prompt_ids=asked.prompt_ids,
                 tools=asked.tools,
                 max_tokens=asked.max_tokens,
@@ -256,6 +306,7 @@ class Attempt:
     def _adopt(self, pending: Pending) -> None:
         """Lets a client that was cut off go on waiting for its answer."""
         self.counts["retries"] += 1
+        pending.listeners += 1
         if pending.gone is not None:
             pending.gone.cancel()
             pending.gone = None
@@ -297,6 +348,10 @@ class Attempt:
         self._begin_step(is_refusal=bool(answer.refusal))
         pending = self.pending[number]
         if not pending.answered.done():
+            if answer.refusal in ("ended", "context_length"):
+                self._meet_limit(pending, answer.refusal)
+            elif "ended" not in self.limits:
+                self._grace_until_s = None
             if answer.refusal:
                 code, status = REFUSALS[answer.refusal]
                 pending.answered.set_exception(ProtocolError(answer.error, code, status))
@@ -328,13 +383,7 @@ class Attempt:
             is_answered = pending.answered.done() and pending.answered.exception() is None
             if not is_answered or not pending.asked.messages:
                 continue
-            answered = pending.answered.result()
-            answer: Json = {"role": "assistant", "content": answered.text}
-            if answered.calls:
-                answer["tool_calls"] = [
-                    tool_call(call.id, call.name, call.arguments) for call in answered.calls
-                ]
-            had.append([*pending.asked.messages, answer])
+            had.append([*pending.asked.messages, message_of(pending.answered.result())])
         return without_beginnings(had)
 
     def take_reward(self, reward: float, number: int | None) -> None:
@@ -381,7 +430,10 @@ class Attempt:
         failure: Any = "env_crash" if crash else ""
         if self.failure:
             failure = "env_timeout"
-        self.has_failed = bool(failure)
+        is_at_limit = "ended" in self.limits
+        if "context_length" in self.limits and failure == "env_crash":
+            is_at_limit = True
+        self.has_failed = bool(failure) and not is_at_limit
         self.tell(
             self.key,
             Exited(

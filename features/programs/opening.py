@@ -76,7 +76,11 @@ def open_program_pool(
     """
     return ProgramPool(
         dict(specs),
-        deadlines=Deadlines(config.agent.step_timeout_s, config.agent.episode_timeout_s),
+        deadlines=Deadlines(
+            config.agent.step_timeout_s,
+            config.agent.episode_timeout_s,
+            config.section(ProgramsSettings).grace_s,
+        ),
         max_tokens=max_tokens,
         port=port,
         host=program_host(config),

@@ -22,6 +22,7 @@ from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from features.programs.conversations import Conversations, RowPlace
 from features.programs.exchange import Answer, Asked, Earned, Exited, Gone, Refusal, Rewarded
 from features.programs.other_sampling import other_sampling
+from features.programs.protocols.protocol import too_long
 from features.programs.spec import ProgramSpec
 from workers.environments.reply import StepReply
 from workers.rollout.engine import Completion, VersionSpan
@@ -152,11 +153,23 @@ class ProgramEpisode:
             return self._refuse(
                 asked,
                 "context_length",
-                f"this conversation has no room: a first prompt may have "
-                f"{self.limits.prompt_length} tokens (data.max_prompt_length), all behind it "
-                f"{self.limits.response_length} (data.max_response_length)",
+                self._too_long(asked),
             )
         return self._launch(asked, place)
+
+    def _too_long(self, asked: Asked) -> str:
+        """Says that a request has no room, in words by which agents' libraries know it."""
+        size = len(asked.prompt_ids)
+        if not asked.prompt_ids:
+            size = len(self.tokens.prompt(asked.messages, asked.tools))
+        limits = self.limits
+        return too_long(
+            size,
+            limits.prompt_length,
+            f"This conversation has no room: a first prompt may have {limits.prompt_length} tokens "
+            f"(data.max_prompt_length), all behind it {limits.response_length} "
+            "(data.max_response_length)",
+        )
 
     def _note_beginning(self, asked: Asked) -> None:
         """Notes how the episode begins; where several requests begin it, none of them does."""

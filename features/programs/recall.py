@@ -2,7 +2,9 @@
 
 A client gets an answer in parts: text, thinking, tool calls. When it sends the conversation back,
 the answer is to read as it was sampled. Invariant: a message counts as the policy's own only where
-all that the client was shown of it comes back; what it has changed is its own.
+all that the client was shown of it comes back, from the same speaker and behind the very messages
+that it was sampled for. What only looks like an answer is the client's own: an example, the words
+of another agent, a history that was rewritten. So is what two answers at one place have in common.
 """
 
 import hashlib
@@ -14,7 +16,8 @@ from typing import Any
 from custom.tools.calls import ToolCall
 from custom.tools.parsers import TAG, ActionParser
 from features.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Call, Json
-from features.programs.protocols.protocol import check_depth
+from features.programs.protocols.protocol import check_depth, tool_call
+from workers.rollout.speaker import NOBODY, Speaker
 
 # Thinking at the beginning of an answer; its opening may stand in the prompt.
 THINKING = re.compile(r"^\s*(?:<think>)?(.*?)</think>", re.DOTALL)
@@ -29,25 +32,24 @@ class Recall:
     """Makes answers for clients, and knows them again.
 
     Attributes:
-        by_place: texts as sampled, by what came before them and what clients saw of them.
-        by_look: the same by what clients saw alone; of several the last.
+        by_place: texts as sampled, by who asked, what came before them and what the client saw of
+            them; None: several look alike there.
         unread: how many answers had calls that could not be read.
     """
 
     parser: ActionParser
-    by_place: dict[tuple[str, str], str] = field(default_factory=dict)
-    by_look: dict[str, str] = field(default_factory=dict)
+    by_place: dict[tuple[Speaker, str, str], str | None] = field(default_factory=dict)
     unread: int = 0
 
-    def recalled(self, messages: list[Json]) -> list[Json]:
-        """Returns the messages with each answer of the policy's as it was sampled."""
+    def recalled(self, messages: list[Json], speaker: Speaker = NOBODY) -> list[Json]:
+        """Returns a speaker's messages with each answer of the policy's as it was sampled."""
         recalled = []
         before = ""
         for message in messages:
             as_sampled = message
             if message["role"] == "assistant":
                 look = look_of(message["content"], calls_in(message))
-                text = self.by_place.get((before, look), self.by_look.get(look))
+                text = self.by_place.get((speaker, before, look))
                 if text is not None:
                     as_sampled = {"role": "assistant", "content": text}
             recalled.append(as_sampled)
@@ -71,15 +73,24 @@ class Recall:
             calls = self._read_calls(asked.tools, text, number)
         if calls:
             text = text.partition(TAG)[0].strip() if TAG in text else ""
+        answered = AnsweredCompletion(
+            id=answer_id, text=text, thinking=thinking, calls=calls, answer=answer
+        )
+        # Of ids that are to be continued no messages are known.
+        if asked.messages:
+            self._remember(asked, answered)
+        return answered
+
+    def _remember(self, asked: AskedCompletion, answered: AnsweredCompletion) -> None:
+        """Remembers what an answer looks like, and where it stands."""
         before = ""
         for message in asked.messages:
             before = digest(before, message)
-        look = look_of(text, [(call.name, call.arguments) for call in calls])
-        self.by_place[before, look] = answer.text
-        self.by_look[look] = answer.text
-        return AnsweredCompletion(
-            id=answer_id, text=text, thinking=thinking, calls=calls, answer=answer
-        )
+        look = look_of(answered.text, [(call.name, call.arguments) for call in answered.calls])
+        place = (asked.speaker, before, look)
+        sampled = answered.answer.text
+        is_only = self.by_place.get(place, sampled) == sampled
+        self.by_place[place] = sampled if is_only else None
 
     def _read_calls(self, tools: list[Json], text: str, number: int) -> list[Call]:
         """Reads the tool calls in a text; one that cannot be read leaves all of it text."""
@@ -119,6 +130,16 @@ def arguments_of(call: ToolCall, tools: list[Json]) -> str:
             for name in (function.get("parameters") or {}).get("properties") or {}:
                 return json.dumps({name: call.arguments})
     return json.dumps({"input": call.arguments})
+
+
+def message_of(answered: AnsweredCompletion) -> Json:
+    """Returns an answer as the message that a client sends back."""
+    message: Json = {"role": "assistant", "content": answered.text}
+    if answered.calls:
+        message["tool_calls"] = [
+            tool_call(call.id, call.name, call.arguments) for call in answered.calls
+        ]
+    return message
 
 
 def calls_in(message: Json) -> list[tuple[str, Any]]:

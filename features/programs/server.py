@@ -23,13 +23,15 @@ from custom.env_calls import check_reward
 from features.programs.attempt import Attempt, Pending
 from features.programs.exchange import AskedCompletion, Json
 from features.programs.protocols import ProtocolError, protocol_of
-from features.programs.protocols.protocol import Protocol, check_depth, openai_error
+from features.programs.protocols.protocol import Protocol, check_depth, openai_error, too_long
 from features.programs.side_models import ask_service, side_service_of
 from workers.rollout.speaker import NOBODY, Speaker
 
 # Bytes of a request: for each token of the longest row, and beside them.
 BYTES_PER_TOKEN = 64
 BYTES_BESIDE = 1 << 20
+# As many bytes a token has in most texts.
+BYTES_OF_A_WORD = 4
 # The longest that a connection may take to send a request's headers, and its body, in seconds.
 HEADERS_S = 30.0
 BODY_S = 60.0
@@ -43,14 +45,13 @@ NEXT_EPISODE_S = 10.0
 # Tokens of ended episodes that are told from unknown ones.
 MAX_ENDED = 10_000
 SHUTDOWN_S = 1.0
-# Names of the reward's header, and of what the SDKs say when they try again.
+# Names the reward of the answer before a request.
 REWARD_HEADER = "X-Reward"
 # Names the agent that speaks, and its conversation, where there are several; clients that keep a
 # session's requests together name it so.
 AGENT_HEADER = "X-Agent"
 CONVERSATION_HEADER = "X-Session-ID"
 MAX_NAME_CHARS = 200
-RETRY_HEADER = "x-stainless-retry-count"
 # A request of another form raises one of these where it is read.
 UNREADABLE = (
     LookupError,
@@ -82,6 +83,7 @@ class ProgramServer:
         self._lasting_tokens = lasting_tokens
         self.host = host
         self.port = port
+        self.max_tokens = max_tokens
         self.max_bytes = BYTES_BESIDE + BYTES_PER_TOKEN * max_tokens
         self._attempts: dict[str, Attempt] = {}
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
@@ -215,13 +217,7 @@ class ProgramServer:
             attempt.refuse_if_ended()
             return web.json_response(await ask_service(service, content, http.path))
         asked = replace(read_request(protocol, content), speaker=speaker_of(http))
-        retry = http.headers.get(RETRY_HEADER, "0")
-        pending = attempt.ask(
-            asked,
-            body,
-            is_retry=retry.isdigit() and int(retry) > 0,
-            reward=reward_header(http),
-        )
+        pending = attempt.ask(asked, body, reward=reward_header(http))
         delivered = False
         try:
             if asked.stream:
@@ -301,8 +297,12 @@ class ProgramServer:
             return await asyncio.wait_for(http.read(), BODY_S)
         except web.HTTPRequestEntityTooLarge:
             raise ProtocolError(
-                f"the request has more than {self.max_bytes} bytes, {BYTES_PER_TOKEN} for each "
-                "token that a row may have",
+                too_long(
+                    (http.content_length or self.max_bytes) // BYTES_OF_A_WORD,
+                    self.max_tokens,
+                    f"The request has more than {self.max_bytes} bytes, {BYTES_PER_TOKEN} for each "
+                    "token that a row may have; its tokens are an estimate",
+                ),
                 "context_length_exceeded",
             ) from None
         except ConnectionError:

@@ -44,6 +44,8 @@ class ProgramsSettings(Section):
     host: Literal["loopback", "node"] = "loopback"
     #: seconds for which a program's request waits; null = for ever
     request_timeout_s: PositiveFloat | None = None
+    #: seconds of its own that a program has behind the episode's last turn, before it is ended
+    grace_s: PositiveFloat = 5.0
     verifiers: VerifiersConfig = VerifiersConfig()
 
     @property

@@ -24,6 +24,8 @@ from features.programs.protocols.protocol import (
 # A client may send these back, which the policy's own turn has anyway.
 THINKING = ("thinking", "redacted_thinking")
 
+TOO_LONG = "prompt is too long"
+
 
 def read(body: Json) -> AskedCompletion:
     """Reads a request."""
@@ -157,8 +159,8 @@ def write_error(error: ProtocolError) -> Json:
     kind = "invalid_request_error" if error.status < 500 else "api_error"
     message = str(error)
     if error.code == "context_length_exceeded":
-        # Clients know it by these words.
-        message = f"prompt is too long: {message}"
+        # Clients know it by these words at its beginning.
+        message = f"{TOO_LONG}: {message.rpartition(f'{TOO_LONG}: ')[2]}"
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 

@@ -214,6 +214,22 @@ def refuse_unserved(body: Json, allowed: Mapping[str, tuple[Any, ...]]) -> None:
             raise ProtocolError(f"{name}={body[name]!r} is not served here; {shown} is")
 
 
+def too_long(size: int, most: int, why: str) -> str:
+    """Says that a prompt has no room, in the words that agents' libraries look for.
+
+    OpenAI's library goes by the error's code; LiteLLM and others by "maximum context length is",
+    LangChain and those for Anthropic by "prompt is too long"; some read the two numbers.
+
+    Args:
+        size, most: tokens of the prompt, and of the longest one.
+    """
+    return (
+        f"This model's maximum context length is {most} tokens. However, your messages resulted in "
+        f"{size} tokens: prompt is too long: {size} tokens > {most} maximum. It exceeds "
+        f"the context window: please reduce the length of the messages. {why}"
+    )
+
+
 def openai_error(error: ProtocolError) -> Json:
     """Writes an error as OpenAI's servers do."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"

@@ -28,7 +28,7 @@ from custom.tools.parsers import get_parser
 from data.turn_tokens import TurnTokens
 from features.programs.exchange import Answer, AskedCompletion, Json
 from features.programs.protocols.chat_completions import read_message
-from features.programs.recall import Recall
+from features.programs.recall import Recall, message_of
 
 Messages = list[Json]
 
@@ -53,10 +53,16 @@ class RunRendererConfig(BaseRendererConfig):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Holds what a prompt was made of."""
+    """Holds what a prompt was made of.
+
+    Attributes:
+        messages: each answer of the policy's as it was sampled.
+        sent: the same as they were sent, by which answers are known again; empty: not known.
+    """
 
     messages: Messages
     tools: list[Json] | None
+    sent: Messages
 
 
 class RunRenderer:
@@ -64,6 +70,7 @@ class RunRenderer:
 
     Attributes:
         prompts: by a digest of its ids, what each prompt was made of.
+        shown: by a digest of the ids up to its end, each answer as a message that is sent back.
         numbers: of the answers that were read; calls are named after them.
     """
 
@@ -82,6 +89,7 @@ class RunRenderer:
         )
         self.recall = Recall(get_parser(config.parser))
         self.prompts: dict[bytes, Prompt] = {}
+        self.shown: dict[bytes, Json] = {}
         self.numbers = itertools.count(1)
 
     def render(
@@ -92,10 +100,10 @@ class RunRenderer:
         add_generation_prompt: bool = False,
     ) -> RenderedTokens:
         """Renders a whole conversation, up to the generation prompt."""
-        prompt = Prompt([read_message(dict(message)) for message in messages], tools)
-        as_sampled = self.recall.recalled(prompt.messages)
+        sent = [read_message(dict(message)) for message in messages]
+        as_sampled = self.recall.recalled(sent)
         token_ids = self.turns.prompt(as_sampled, tools)
-        self._remember(token_ids, Prompt(as_sampled, tools))
+        self._remember(token_ids, Prompt(as_sampled, tools, sent))
         return rendered(token_ids, messages, new=len(token_ids))
 
     def render_ids(
@@ -131,8 +139,13 @@ class RunRenderer:
             "role": "assistant",
             "content": self.turns.text(previous_completion_ids),
         }
-        token_ids = [*previous_prompt_ids, *previous_completion_ids, *join.token_ids]
-        self._remember(token_ids, Prompt([*before.messages, answer, *replies], tools))
+        answered_ids = [*previous_prompt_ids, *previous_completion_ids]
+        token_ids = [*answered_ids, *join.token_ids]
+        sent: Messages = []
+        shown = self.shown.get(digest_of(answered_ids))
+        if before.sent and shown is not None:
+            sent = [*before.sent, shown, *replies]
+        self._remember(token_ids, Prompt([*before.messages, answer, *replies], tools, sent))
         return rendered(token_ids, new_messages, new=len(join.token_ids))
 
     def parse_response(
@@ -142,11 +155,16 @@ class RunRenderer:
         tools: list[Json] | None = None,
         prompt_ids: list[int] | None = None,
     ) -> ParsedResponse:
-        """Reads text, thinking and tool calls out of what was sampled."""
+        """Reads text, thinking and tool calls out of what was sampled.
+
+        The answer is known again where its prompt's ids are given.
+        """
         text = self.turns.text(token_ids)
-        asked = AskedCompletion(tools=tools)
+        before = self.prompts.get(digest_of(prompt_ids or ()))
+        asked = AskedCompletion(messages=before.sent if before else [], tools=tools)
         number = next(self.numbers)
         answered = self.recall.shown(asked, str(number), number, Answer(text=text))
+        self.shown[digest_of([*(prompt_ids or ()), *token_ids])] = message_of(answered)
         calls = [
             ParsedToolCall(
                 raw=call.arguments,

@@ -237,7 +237,7 @@ class HostilePool:
         number = len(self.asked) + 1
         self.asked[number] = asked
         self.open.append(number)
-        self.recalled[number] = self.recall.recalled(asked.messages)
+        self.recalled[number] = self.recall.recalled(asked.messages, asked.speaker)
         self.tell(
             Asked(
                 number=number,

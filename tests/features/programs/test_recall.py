@@ -21,6 +21,7 @@ from tests.features.programs.hostile import TOOL
 from tests.unit.test_turn_tokens import turn_tokens
 from workers.rollout.engine import Completion, VersionSpan
 from workers.rollout.episode import TurnLimits
+from workers.rollout.speaker import Speaker
 
 ASKED = [{"role": "user", "content": "Hello"}]
 
@@ -41,6 +42,60 @@ def test_thinking_is_told_apart_and_comes_back_as_it_was_sampled() -> None:
     for asked, sampled in ((ASKED, first), (other, second)):
         sent = [*asked, {"role": "assistant", "content": "4"}, {"role": "user", "content": "?"}]
         assert recall.recalled(sent)[1] == {"role": "assistant", "content": sampled}
+
+
+SECRET = "<think>\nA secret.\n</think>\n\nYes"
+YES = {"role": "assistant", "content": "Yes"}
+FURTHER = {"role": "user", "content": "And now?"}
+MADE_UP = {
+    "an example in another conversation": [
+        {"role": "system", "content": "Judge."},
+        *ASKED,
+        YES,
+        FURTHER,
+    ],
+    "another question": [{"role": "user", "content": "Is the sky blue?"}, YES, FURTHER],
+    "a conversation that the assistant begins": [YES, FURTHER],
+    "a second one behind the policy's own": [*ASKED, YES, FURTHER, YES, FURTHER],
+    "a history that was cut": [FURTHER, YES, FURTHER],
+    "behind a message that was changed": [{"role": "user", "content": "Hello!"}, YES, FURTHER],
+    "behind another's words": [*ASKED, {"role": "user", "content": "B: No"}, YES, FURTHER],
+    "two in a row": [*ASKED, {"role": "assistant", "content": "No"}, YES, FURTHER],
+}
+
+
+@pytest.mark.parametrize("case", MADE_UP)
+def test_a_message_that_looks_like_an_answer_stays_its_clients(case: str) -> None:
+    """Few-shot examples, other agents' words and rewritten histories held others' thinking."""
+    recall = Recall(get_parser("function"))
+    shown(recall, SECRET)
+    sent = MADE_UP[case]
+    recalled = recall.recalled(sent)
+    own = 1 if case == "a second one behind the policy's own" else None
+    assert [place for place, message in enumerate(recalled) if message != sent[place]] == (
+        [] if own is None else [own]
+    )
+
+
+def test_a_speakers_answer_is_no_other_speakers() -> None:
+    recall = Recall(get_parser("function"))
+    solver, critic = Speaker("solver"), Speaker("critic")
+    shown(recall, SECRET, speaker=solver)
+    sent = [*ASKED, YES, FURTHER]
+    assert recall.recalled(sent, solver)[1]["content"] == SECRET
+    assert recall.recalled(sent, critic) == sent == recall.recalled(sent)
+
+
+def test_where_two_answers_look_alike_the_text_counts_as_it_was_sent() -> None:
+    recall = Recall(get_parser("function"))
+    sent = [*ASKED, YES, FURTHER]
+    for _ in range(2):
+        shown(recall, SECRET)
+        assert recall.recalled(sent)[1]["content"] == SECRET
+    shown(recall, "<think>\nAnother.\n</think>\n\nYes")
+    assert recall.recalled(sent) == sent
+    shown(recall, SECRET)
+    assert recall.recalled(sent) == sent
 
 
 def test_a_call_comes_back_as_it_was_written_unless_the_client_changed_it() -> None:

@@ -92,16 +92,53 @@ def test_a_client_that_was_cut_off_and_asks_again_gets_the_one_answer(served: Se
     assert served.heard(Asked, 0.5) is None, "it is one request"
 
 
-def test_a_delivered_answer_comes_again_only_where_the_client_says_that_it_retries(
-    served: Served,
-) -> None:
+def test_a_delivered_answer_comes_never_again(served: Served) -> None:
     first = served.send()
     served.answer(served.heard(Asked), "First")
     assert text_of(first) == "First"
-    assert text_of(served.send(x_stainless_retry_count="1")) == "First"
-    third = served.send()
-    served.answer(served.heard(Asked), "Third")
-    assert text_of(third) == "Third", "an answer of its own"
+    for number, text in (("1", "Second"), ("0", "Third")):
+        again = served.send(x_stainless_retry_count=number)
+        served.answer(served.heard(Asked), text)
+        assert text_of(again) == text, "an answer of its own"
+
+
+def test_a_retry_takes_the_answer_that_waits_and_none_that_was_delivered(served: Served) -> None:
+    """A client asks the same thing three times, each time with too short a time-out."""
+    heard = []
+    for text in ("One", "Two", "Three"):
+        cut_off = served.send()
+        asked = served.heard(Asked)
+        cut_off.close()
+        time.sleep(0.2)
+        served.answer(asked, text)
+        heard.append(text_of(served.send(x_stainless_retry_count="1")))
+    assert heard == ["One", "Two", "Three"]
+    assert served.heard(Asked, 0.3) is None
+
+
+def test_retries_of_four_at_once_get_four_answers(served: Served) -> None:
+    cut_off = [served.send() for _ in range(4)]
+    asked = [served.heard(Asked) for _ in range(4)]
+    for connection in cut_off:
+        connection.close()
+    time.sleep(0.3)
+    again = [served.send(x_stainless_retry_count="1") for _ in range(4)]
+    time.sleep(0.2)
+    for number, request in enumerate(asked):
+        served.answer(request, f"Answer {number}")
+    assert sorted(map(text_of, again)) == [f"Answer {number}" for number in range(4)]
+
+
+def test_a_retry_of_what_another_still_waits_for_is_a_request_of_its_own(served: Served) -> None:
+    first = served.send()
+    served.answer(served.heard(Asked), "Delivered")
+    assert text_of(first) == "Delivered"
+    waits = served.send()
+    asked = served.heard(Asked)
+    retry = served.send(x_stainless_retry_count="1")
+    served.answer(served.heard(Asked), "Of its own")
+    served.answer(asked, "Waited for")
+    assert (text_of(waits), text_of(retry)) == ("Waited for", "Of its own")
 
 
 def test_an_answer_that_nobody_comes_back_for_is_given_up(
