@@ -9,6 +9,7 @@ episode has crashed, and it is never taken up again.
 """
 
 import json
+import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -25,12 +26,15 @@ from custom.env import Observation
 from custom.env_calls import cut_middle
 from features.adapters.base import Adapter, Step
 
+logger = logging.getLogger(__name__)
 # Seconds to connect, and between two looks whether the pool has ended the call.
 CONNECT_S = 20.0
 LOOK_S = 0.2
 # Bytes of one message of the server's.
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_ERROR_CHARS = 300
+# After so many messages that nobody asked for a session is given up.
+MAX_DROPPED = 100
 # Seeds lie below this; the protocol wants them to be 0 or more.
 SEEDS = 2**31
 # Every action and observation has these beside its own fields.
@@ -203,6 +207,7 @@ class _Connection:
         try:
             # Behind what the server said before it closed, the next line raises the same.
             with suppress(ConnectionClosed):
+                self._drop_unasked()
                 self.socket.send(json.dumps({"type": kind, "data": data}, default=str))
             reply = self._receive(kind)
         except ConnectionClosed as error:
@@ -213,6 +218,14 @@ class _Connection:
             self.close()
             raise
         return self._read(kind, reply)
+
+    def _drop_unasked(self) -> None:
+        """Drops what came to no request: it would be taken for the next one's reply."""
+        with suppress(TimeoutError):
+            for _ in range(MAX_DROPPED):
+                self.socket.recv(timeout=0)
+                logger.warning("%s sent a message that nobody asked for: it is dropped", self.url)
+            raise RuntimeError(f"{self.url} sent {MAX_DROPPED} messages that nobody asked for")
 
     def _receive(self, kind: str) -> str | bytes:
         """Waits for a message in short looks, so that a deadline of the pool's can end it."""

@@ -9,6 +9,7 @@ import pickle
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -105,6 +106,55 @@ def test_a_process_reaches_the_network_only_where_it_may(network: bool) -> None:
     ):
         answer = reply_to(pool, f"connect {server.getsockname()[1]}").messages[0]["content"]
         assert (answer == "connected") is network
+
+
+@pytest.mark.parametrize(
+    "act", ["fork first", "fork late", "fork around", "speak reply", "speak garbage"]
+)
+def test_a_call_gets_its_own_reply_whatever_the_environment_says_unasked(
+    act: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with guarded_pool(step_timeout_s=30.0) as pool:
+        heard = []
+        for text in (act, "echo a", "echo b", "echo c"):
+            pool.reset(text, 0, 0)
+            assert wait(pool).messages[0]["content"] == "ready"
+            pool.step(text, text)
+            reply = wait(pool)
+            heard.append((reply.messages[0]["content"], reply.reward))
+            # Let a late child come back.
+            time.sleep(0.3)
+            pool.finish(text, "done")
+            assert not wait(pool).failure
+        first = "of the parent" if act.startswith("fork") else "spoken"
+        assert heard == [(first, 0.0), ("a", 0.0), ("b", 0.0), ("c", 0.0)]
+        assert pool.num_strays == {"Guarded": 1}
+    assert "environment Guarded answered calls that nobody made" in caplog.text
+
+
+def test_a_child_that_an_environment_in_a_thread_forks_does_not_go_on_with_the_run(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import os, time\n"
+        "from custom.agent import AgentSpec\n"
+        "from tests.unit.pool_environments import Guarded\n"
+        "from workers.environments.pool import EnvironmentPool\n"
+        "with EnvironmentPool([AgentSpec(Guarded)]) as pool:\n"
+        "    pool.reset('a', 0, 0); pool.poll(60)\n"
+        "    pool.step('a', 'fork late'); [(_, reply)] = pool.poll(60)\n"
+        "    assert reply.messages[0]['content'] == 'of the parent'\n"
+        "    time.sleep(0.5)\n"
+        "    os.waitpid(-1, os.WNOHANG)\n"
+        "    pool.finish('a', ''); pool.poll(60)\n"
+        "    assert pool.num_strays == {'Guarded': 1}, pool.num_strays\n"
+        "print('done', os.getpid())\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 1
+    assert "environment Guarded forked in step" in done.stderr
 
 
 @pytest.mark.parametrize("ending", ["die", "hang", ""])

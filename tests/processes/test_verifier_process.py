@@ -72,6 +72,7 @@ ATTACKS = {
     "writes junk": "__import__('os').write(PIPE, b'junk\\n')",
     "leaves a line open": "(__import__('os').write(PIPE, b'{'), __import__('time').sleep(60))",
     "ends the process": "__import__('os')._exit(0)",
+    "forks, and both answer": "__import__('os').fork()",
 }
 
 

@@ -5,6 +5,7 @@ They import little, as env workers' processes load this file.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -191,6 +192,31 @@ class Guarded:
         while not Path(path).exists() or not Path(path).read_text():
             time.sleep(0.01)
         return "started"
+
+    def do_fork(self, how: str) -> str:
+        """Forks a child that comes back from the call: first, late, or around Python's hooks."""
+        if how == "around":
+            pid = ctypes.CDLL(None).fork()
+        else:
+            pid = os.fork()
+        if pid == 0:
+            time.sleep(0.0 if how == "first" else 0.1)
+            return "of the child"
+        time.sleep(0.2 if how == "first" else 0.0)
+        return "of the parent"
+
+    def do_speak(self, what: str) -> str:
+        """Writes to every socket of the process what nobody asked for, behind a length."""
+        texts = {"garbage": b"x", "reply": b"\1" + bytes(7) + b'{"reward": 99.0, "messages": []}'}
+        data = texts[what]
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    os.write(int(name), len(data).to_bytes(4, "big") + data)
+        return "spoken"
+
+    def do_echo(self, text: str) -> str:
+        return text
 
     def do_die(self, text: str) -> None:
         os._exit(3)

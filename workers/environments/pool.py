@@ -19,6 +19,7 @@ slot's worker replies later is dropped.
 """
 
 import contextlib
+import logging
 import math
 import os
 import sys
@@ -41,6 +42,7 @@ from workers.environments.names import CannotBuild, environment_name
 from workers.environments.reply import Call, StepReply, WorkerLost, crashed, held_up, overdue
 from workers.environments.workers import Isolation, make_worker, pickled
 
+logger = logging.getLogger(__name__)
 MAX_CLOSE_S = 5.0  # the longest that closing an agent may take
 # The longest that making an agent may take, imports included; it is part of no episode.
 BUILD_TIMEOUT_S = 120.0
@@ -128,6 +130,8 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         # Discarded slots, and when each is killed.
         self._closing: dict[Slot, float] = {}
         self._next_look = math.inf
+        # Replies that nobody asked for, by the environment's name.
+        self.num_strays: dict[str, int] = {}
         self._closed = False
         self._stopped = False
         self._thread = threading.Thread(target=self._watch, name="environments", daemon=True)
@@ -480,6 +484,25 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         with self._leaving:
             self._slots.discard(slot)
 
+    def _count_strays(self, slot: Slot, reply: StepReply) -> None:
+        """Counts replies that nobody asked for, and children that would have sent some."""
+        num_new = reply.strays + slot.worker.num_dropped
+        slot.worker.num_dropped = 0
+        if not num_new:
+            return
+        name = self._names[slot.spec_index]
+        with self._lock:
+            before = self.num_strays.get(name, 0)
+            self.num_strays[name] = before + num_new
+        # The first, then each time that there are twice as many.
+        if (before + num_new).bit_length() > before.bit_length():
+            logger.warning(
+                "environment %s answered calls that nobody made, or forked children that came back "
+                "from a call: %d times so far; they were dropped, and no episode was given them",
+                name,
+                before + num_new,
+            )
+
     def _make_calls(self, slot: Slot) -> None:
         """Makes the calls that come, and answers those that nobody has answered meanwhile."""
         while True:
@@ -490,6 +513,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
                 reply = slot.worker.call(call.kind, call.args)
             except WorkerLost as lost:
                 reply = crashed(str(lost), time.monotonic() - call.begun_at)
+            self._count_strays(slot, reply)
             if reply.seconds > call.limit:
                 reply = replace(overdue(call.kind, reply.seconds), usage=reply.usage)
             with self._lock:

@@ -2,10 +2,11 @@
 
 Invariant: whatever a call did, a `StepReply` comes back, and a worker that is gone raises
 `WorkerLost`. Only numbers and the records of tool calls are kept of a step's `info`. Replies travel
-as JSON and are read as data.
+as JSON behind the number of their request, and are read as data.
 """
 
 import math
+import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,8 @@ class StepReply:
         trial: of a trial, what was seen.
         failure: the episode is over and its environment gone.
         error: why, in one line and the traceback's last ones.
+        strays: children that the environment forked and that came back from a call since the last
+            reply; each was ended, and answered nothing.
         usage: what the process asked of models since its last reply, by model; of calls that run
             side by side in one process the first to end has it all.
         seconds: the call's own time, in which it computed or waited for something of its own; not
@@ -72,6 +75,7 @@ class StepReply:
     trial: Trial | None = None
     failure: Failure = ""
     error: str = ""
+    strays: int = 0
     usage: Counts = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -98,6 +102,9 @@ class Pool(Protocol):
 
 
 REPLY = TypeAdapter(StepReply)
+# A request's number, before its reply; it is drawn, and never negative.
+NUMBER = struct.Struct("<q")
+NUMBER_BITS = 63
 
 
 def crashed(error: str, seconds: float = 0.0) -> StepReply:
@@ -172,6 +179,19 @@ def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     return finite
 
 
+def numbered(number: int, reply: bytes) -> bytes:
+    """Returns a written reply behind the number of its request."""
+    return NUMBER.pack(number) + reply
+
+
+def split_number(answer: bytes) -> tuple[int, bytes]:
+    """Returns a request's number and its written reply; the number -1: it is no numbered reply."""
+    if len(answer) < NUMBER.size:
+        return -1, b""
+    (number,) = NUMBER.unpack(answer[: NUMBER.size])
+    return number, answer[NUMBER.size :]
+
+
 def write_reply(reply: StepReply, kind: Call) -> bytes:
     """Writes a reply as JSON; one that cannot be written is an error of the environment."""
     try:
@@ -194,6 +214,7 @@ def read_reply(answer: bytes) -> StepReply:
             reply,
             tool_calls=tool_calls(vars(reply)),
             info=numbers(reply.info),
+            strays=max(0, reply.strays),
             usage=checked_counts(reply.usage),
         )
     # Whatever came is no reply.

@@ -1,23 +1,53 @@
 """The environment's side: the server that holds one agent and answers the calls that reach it.
 
 It lives in a thread of the pool's process, in a process of its own, or in a Ray actor. Invariant:
-user code never raises out of a server: whatever a call did, a `StepReply` comes back. Nothing here
-imports torch.
+user code never raises out of a server: whatever a call did, one `StepReply` comes back, from the
+process that was asked. Nothing here imports torch.
 """
 
 import contextlib
+import mmap
+import os
 import pickle
+import sys
 import threading
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 from custom.env import BadRewardFunction, Task
 from custom.env_calls import describe
 from custom.model_usage import USAGE
 from custom.trial import play_trial
 from workers.environments.clock import TaskClock
-from workers.environments.reply import Call, StepReply, crashed, numbers, tool_calls, write_reply
+from workers.environments.reply import (
+    Call,
+    StepReply,
+    crashed,
+    numbered,
+    numbers,
+    tool_calls,
+    write_reply,
+)
+
+
+class StrayCount:
+    """Counts what forked children report, in memory that a process shares with them."""
+
+    def __init__(self) -> None:
+        # One byte each, so that children that report at the same time lose at most a count.
+        self._memory = mmap.mmap(-1, 1)
+
+    def add(self) -> None:
+        """Counts one more, up to 255 that nobody has taken."""
+        self._memory[0] = min(255, self._memory[0] + 1)
+
+    def take(self) -> int:
+        """Returns how many have been counted since the last look."""
+        count = self._memory[0]
+        if count:
+            self._memory[0] = 0
+        return count
 
 
 class EnvServer:
@@ -31,6 +61,8 @@ class EnvServer:
 
     def __init__(self, stale_s: float = 0.0) -> None:
         self.clock = TaskClock(stale_s)
+        self._pid = os.getpid()
+        self._strays = StrayCount()
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs one call.
@@ -44,9 +76,11 @@ class EnvServer:
             reply = StepReply(failure="reward_fault", error=str(error))
         except BaseException as error:
             reply = crashed(describe(error))
+        if os.getpid() != self._pid:
+            self._end_stray(kind)
         # These replies no episode is given, and threads of a process share what was asked.
         usage = {} if kind in ("build", "close") else USAGE.take()
-        return replace(reply, seconds=self.clock.end(), usage=usage)
+        return replace(reply, seconds=self.clock.end(), usage=usage, strays=self._strays.take())
 
     def answer(self, kind: Call, args: tuple[Any, ...]) -> bytes:
         """Runs one call and returns the reply as JSON."""
@@ -54,11 +88,13 @@ class EnvServer:
 
     def serve(self, connection: Connection) -> None:
         """Answers calls until the agent is closed or nobody is there to ask."""
+        # A child that the environment forks would read others' calls, and answer them.
+        os.register_at_fork(after_in_child=connection.close)
         kind = ""
         with contextlib.suppress(EOFError, OSError):
             while kind != "close":
-                kind, args = pickle.loads(connection.recv_bytes())
-                connection.send_bytes(self.answer(kind, args))
+                number, kind, args = pickle.loads(connection.recv_bytes())
+                connection.send_bytes(numbered(number, self.answer(kind, args)))
         self.call("close", ())
 
     def build(self, spec: Any) -> StepReply:
@@ -106,6 +142,21 @@ class EnvServer:
         if agent is not None:
             agent.close()
         return StepReply(done=True)
+
+    def _end_stray(self, kind: Call) -> NoReturn:
+        """Ends the process, a child that the environment forked and that came back from a call."""
+        self._strays.add()
+        agent = self.agent
+        environment = type(getattr(agent, "environment", agent)).__name__
+        with contextlib.suppress(Exception):
+            print(
+                f"environment {environment} forked in {kind}, and its child returned from there: "
+                "the child is ended (end it by os._exit)",
+                file=sys.stderr,
+                flush=True,
+            )
+        # Nothing here is the child's: not the pool's threads, nor what is closed at exit.
+        os._exit(1)
 
     def _anchor(self) -> str | None:
         """Returns the environment's own name of the state it is in, where its class has one."""

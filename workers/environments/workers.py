@@ -9,8 +9,10 @@ import contextlib
 import ctypes
 import logging
 import pickle
+import secrets
 import threading
 from abc import ABC, abstractmethod
+from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import cloudpickle
@@ -18,13 +20,22 @@ import cloudpickle
 from custom.env_calls import Abandoned
 from workers.environments.clock import STALE_S, TaskClock
 from workers.environments.env_processes import EnvProcess, EnvProcesses
-from workers.environments.reply import Call, StepReply, WorkerLost, read_reply
+from workers.environments.reply import (
+    NUMBER_BITS,
+    Call,
+    StepReply,
+    WorkerLost,
+    read_reply,
+    split_number,
+)
 from workers.environments.server import EnvServer
 
 logger = logging.getLogger(__name__)
 Isolation = Literal["thread", "process", "ray"]
 # So many characters are kept of the error of a Ray actor that ended.
 MAX_RAY_ERROR_CHARS = 500
+# After so many replies to other calls an env worker's process is given up.
+MAX_DROPPED = 100
 
 
 class EnvWorker(ABC):
@@ -32,7 +43,10 @@ class EnvWorker(ABC):
 
     Attributes:
         clock: times the running call, as far as that can be seen from here.
+        num_dropped: replies that came to no request.
     """
+
+    num_dropped = 0
 
     def __init__(self) -> None:
         self.clock = TaskClock(STALE_S)
@@ -119,14 +133,26 @@ class ProcessWorker(EnvWorker):
         try:
             # Before sending: a process that does not read holds up who sends much.
             self.clock.begin(str(self._process.pid))
-            connection.send_bytes(pickle.dumps((kind, args), pickle.HIGHEST_PROTOCOL))
-            return read_reply(connection.recv_bytes())
+            # What the environment wrote ahead, looking like a reply, cannot know this.
+            number = secrets.randbits(NUMBER_BITS)
+            request = (number, kind, args)
+            connection.send_bytes(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
+            return self._reply_to(number, connection)
         except (EOFError, OSError):
             self._lost = True
             how = self._process.reap()
             raise WorkerLost(f"the environment's process ended during {kind} ({how})") from None
         finally:
             self.clock.end()
+
+    def _reply_to(self, number: int, connection: Connection) -> StepReply:
+        """Waits for the reply to a request, and drops others. Raises WorkerLost."""
+        for _ in range(MAX_DROPPED):
+            answered, reply = split_number(connection.recv_bytes())
+            if answered == number:
+                return read_reply(reply)
+            self.num_dropped += 1
+        raise WorkerLost(f"the environment's process sent {MAX_DROPPED} replies to other calls")
 
     def ran(self) -> float:
         """Returns the seconds on the clock of the process's first thread; 0 before the call."""

@@ -73,7 +73,7 @@ def equal_answers(seen: SeenStep) -> Iterator[Finding]:
         )
 
 
-class Turn(NamedTuple):
+class SaidTurn(NamedTuple):
     """Holds what the policy said in one turn of a row.
 
     Attributes:
@@ -87,7 +87,7 @@ class Turn(NamedTuple):
     log_prob: float
 
 
-def turns_of(batch: DataProto, row: int, log_probs: Tensor) -> Iterator[Turn]:
+def turns_of(batch: DataProto, row: int, log_probs: Tensor) -> Iterator[SaidTurn]:
     """Yields a row's turns that are trained on, in order.
 
     Args:
@@ -106,7 +106,7 @@ def turns_of(batch: DataProto, row: int, log_probs: Tensor) -> Iterator[Turn]:
     for start, end in itertools.pairwise(begins.tolist()):
         tokens = ids[start:end].tobytes()
         if turns[start] >= 0:
-            yield Turn(read.digest(), tokens, float(nats[start:end].sum()))
+            yield SaidTurn(read.digest(), tokens, float(nats[start:end].sum()))
         read.update(tokens)
 
 

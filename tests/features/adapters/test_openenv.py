@@ -49,7 +49,9 @@ def failed(code: str, message: str = "no", **more: Any) -> str:
 
 @contextmanager
 def openenv_like(
-    answer: Callable[[dict[str, Any]], str | None], schema: Any = TEXT, status: int = 200
+    answer: Callable[[dict[str, Any]], str | list[str] | None],
+    schema: Any = TEXT,
+    status: int = 200,
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Runs a server that answers by a function; yields its URL and the messages that it got.
 
@@ -70,7 +72,8 @@ def openenv_like(
                 reply = answer(messages[-1])
                 if reply is None:
                     return
-                connection.send(reply)
+                for text in [reply] if isinstance(reply, str) else reply:
+                    connection.send(text)
         except ConnectionClosed:
             return
 
@@ -165,6 +168,21 @@ def test_a_connection_that_breaks_or_a_reply_that_is_none_crashes_the_episode(
         env.close()
     kinds = [message["type"] for message in messages if message["type"] != "close"]
     assert kinds == ["reset", "step", "reset"]
+
+
+def test_a_message_that_nobody_asked_for_is_no_reply_to_the_next_request() -> None:
+    replies = {"reset": observed("Guess."), "step": observed("Wrong.")}
+
+    def answer(message: dict[str, Any]) -> list[str]:
+        reply = replies.get(message["type"], "")
+        return [reply, observed("Right.", 1, True)] if message["type"] == "reset" else [reply]
+
+    with openenv_like(answer) as (url, _):
+        env = make_environment(f"openenv:{url}")
+        reset_environment(env, 1)
+        time.sleep(0.2)
+        assert step_environment(env, "x")[:3] == ("Wrong.", 0.0, False)
+        env.close()
 
 
 def test_a_server_that_hangs_ends_at_its_deadline() -> None:
