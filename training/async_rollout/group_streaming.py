@@ -153,8 +153,8 @@ class GroupStreamingPhases(StepPhases):
         super().__init__(config, groups, reward_fn)
         # The parts of the step's batch whose gradient is there, in the order in which they ended.
         self.trained_parts: list[DataProto] = []
-        self.unscored_parts = PartsOfBatch(UnscoredWatch(config.agent.max_failure_rate))
-        self.unscored = self.unscored_parts
+        self.scored_parts = PartsOfBatch(UnscoredWatch(config.agent.max_failure_rate))
+        self.unscored = self.scored_parts
 
     def train_on(self, ended: DataProto) -> None:
         """Goes through the phases with groups that have ended, and adds up their gradient."""
@@ -175,7 +175,7 @@ class GroupStreamingPhases(StepPhases):
 
     def arrange(self, batch: DataProto) -> DataProto:
         """Returns the rows that were trained on, in the order in which their groups ended."""
-        self.unscored_parts.end_batch()
+        self.scored_parts.end_batch()
         return DataProto.concat(_with_same_columns(self.trained_parts))
 
     def needs_old_log_probs(self) -> bool:
