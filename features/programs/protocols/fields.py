@@ -311,7 +311,9 @@ def written() -> str:
     lines = [
         "# What becomes of each field of a request",
         "",
-        "<!-- Made by python -m features.programs.protocols.fields -->",
+        "    python -m features.programs.protocols.fields > features/programs/fields.md",
+        "",
+        "writes this page, from the tables by which the server reads requests.",
         "",
         "| | |",
         "|---|---|",
