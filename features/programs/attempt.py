@@ -139,7 +139,9 @@ class Attempt:
     waited: Callable[[], float] = lambda: 0.0
     pending: dict[int, Pending] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
-    counts: dict[str, int] = field(default_factory=lambda: {"retries": 0, "http_errors": 0})
+    counts: dict[str, int] = field(
+        default_factory=lambda: {"retries": 0, "http_errors": 0, "ignored": 0}
+    )
     failure: str = ""
     has_failed: bool = False
     limits: set[Refusal] = field(default_factory=set)
@@ -279,6 +281,7 @@ class Attempt:
         pending = Pending(number, asked, digest, future, listeners=1)
         self.pending[number] = pending
         self.waiting.add(number)
+        self.counts["ignored"] += bool(asked.ignored)
         for name in asked.ignored:
             warn_once(__name__, f"a program sets {name}, which has no effect here")
         self.stop_clock()

@@ -36,7 +36,7 @@ def other_sampling(asked: Asked, run: RunSampling) -> list[str]:
                 f"{name}={value:g} is asked for, and the run samples with {values[name]:g}"
             )
     for name in asked.token_rules:
-        differences.append(f"{name} is asked for, and the run samples whatever the policy does")
+        differences.append(f"{name} is asked for, and the run samples as the policy does by itself")
     if asked.forces_call:
         differences.append(
             "tool_choice asks for a call, and whether there is one is the policy's own choice"

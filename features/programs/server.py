@@ -22,7 +22,7 @@ from aiohttp import web
 from custom.env_calls import check_reward
 from features.programs.attempt import Attempt, Pending
 from features.programs.exchange import AskedCompletion, Json
-from features.programs.protocols import ProtocolError, protocol_of
+from features.programs.protocols import ProtocolError, anthropic_messages, protocol_of
 from features.programs.protocols.protocol import Protocol, check_depth, openai_error, too_long
 from features.programs.side_models import ask_service, side_service_of
 from workers.rollout.speaker import NOBODY, Speaker
@@ -167,11 +167,15 @@ class ProgramServer:
         write_error: Callable[[ProtocolError], Json] = openai_error
         if protocol is not None:
             write_error = protocol.write_error
+        elif "/v1/messages" in path or "anthropic-version" in http.headers:
+            write_error = anthropic_messages.write_error
         attempt = None
         try:
             attempt = await self._attempt_of(http)
             if path.endswith("/models") and http.method == "GET":
                 return web.json_response(list_models(attempt))
+            if "/v1/models/" in path and http.method == "GET":
+                return web.json_response(model_entry(path.rpartition("/v1/models/")[2]))
             if path.endswith("/reward") and http.method == "POST":
                 return await self._take_reward(http, attempt)
             if path.endswith("/end") and http.method == "POST" and attempt.spec.is_by_hand:
@@ -190,8 +194,10 @@ class ProgramServer:
         if len(place) > 2 and place[1] == "e":
             token = place[2]
         else:
-            bearer = http.headers.get("Authorization", "").removeprefix("Bearer ")
-            token = bearer or http.headers.get("x-api-key", "")
+            scheme, _, bearer = http.headers.get("Authorization", "").partition(" ")
+            token = http.headers.get("x-api-key", "")
+            if scheme.lower() == "bearer" and bearer:
+                token = bearer.strip()
         if token in self._lasting_tokens:
             # The episode before may just have ended, and the next one is about to begin.
             waits_until = asyncio.get_running_loop().time() + NEXT_EPISODE_S
@@ -386,8 +392,18 @@ def header_text(http: web.Request, name: str) -> str:
 def list_models(attempt: Attempt) -> Json:
     """Lists the models that a program may ask: the policy, and those beside it."""
     asked = [name for service in attempt.spec.services for name in service.names]
-    entries = [
-        {"id": name, "object": "model", "created": 0, "owned_by": "trainer"}
-        for name in ("policy", *asked)
-    ]
+    entries = [model_entry(name) for name in ("policy", *asked)]
     return {"object": "list", "data": entries}
+
+
+def model_entry(name: str) -> Json:
+    """Describes a model, by OpenAI's fields and by Anthropic's; the policy answers by any name."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "trainer",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
+from features.programs.protocols.fields import MESSAGES
 from features.programs.protocols.protocol import (
     Protocol,
     ProtocolError,
+    checked_fields,
     function_tool,
     positive_count,
     role_of,
@@ -16,7 +18,6 @@ from features.programs.protocols.protocol import (
     streams,
     text_of,
     texts_to_stop_at,
-    token_rules_of,
     tool_call,
     tool_choice_of,
 )
@@ -25,19 +26,22 @@ from features.programs.protocols.protocol import (
 THINKING = ("thinking", "redacted_thinking")
 
 TOO_LONG = "prompt is too long"
+# What Anthropic's servers call an error of a status; others are a request's fault, or a server's.
+KINDS = {401: "authentication_error", 404: "not_found_error", 504: "timeout_error"}
 
 
 def read(body: Json) -> AskedCompletion:
     """Reads a request."""
+    fields = checked_fields(body, MESSAGES)
     messages: list[Json] = []
     if body.get("system"):
         messages.append({"role": "system", "content": text_of(body["system"])})
     for message in body["messages"]:
         messages += read_message(message)
     choice = tool_choice_of(body)
-    ignored: tuple[str, ...] = ()
+    ignored = fields.unknown
     if (body.get("tool_choice") or {}).get("disable_parallel_tool_use"):
-        ignored = ("disable_parallel_tool_use",)
+        ignored = (*ignored, "disable_parallel_tool_use")
     thinking = (body.get("thinking") or {}).get("type")
     return AskedCompletion(
         messages=messages,
@@ -50,7 +54,7 @@ def read(body: Json) -> AskedCompletion:
         shows_thinking=thinking in ("enabled", "adaptive"),
         model=str(body.get("model") or "policy"),
         sampling=sampling_of(body),
-        token_rules=token_rules_of(body),
+        token_rules=fields.overridden,
         ignored=ignored,
     )
 
@@ -157,11 +161,15 @@ def begun(block: Json) -> tuple[Json, list[Json]]:
 def write_error(error: ProtocolError) -> Json:
     """Writes an error as Anthropic's servers do."""
     kind = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = KINDS.get(error.status, kind)
     message = str(error)
     if error.code == "context_length_exceeded":
         # Clients know it by these words at its beginning.
         message = f"{TOO_LONG}: {message.rpartition(f'{TOO_LONG}: ')[2]}"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    told: Json = {"type": kind, "message": message}
+    if error.details is not None:
+        told["details"] = error.details
+    return {"type": "error", "error": told}
 
 
 PROTOCOL = Protocol(read=read, write=write, events=events, write_error=write_error)

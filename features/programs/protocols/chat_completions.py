@@ -4,44 +4,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
+from features.programs.protocols.fields import CHAT
 from features.programs.protocols.protocol import (
     Protocol,
-    ProtocolError,
+    checked_fields,
     checked_tool,
     openai_error,
     positive_count,
-    refuse_unserved,
     role_of,
     sampling_of,
     server_sent_event,
     streams,
     text_of,
     texts_to_stop_at,
-    token_rules_of,
     tool_call,
     tool_choice_of,
 )
 
-SERVED: dict[str, tuple[Any, ...]] = {
-    "n": (1, None),
-    "top_logprobs": (0, None),
-    "modalities": (["text"], None),
-    "audio": (None,),
-    "functions": (None, []),
-    "response_format": ({"type": "text"}, None),
-}
-
 
 def read(body: Json) -> AskedCompletion:
     """Reads a request."""
-    if body.get("n") not in (None, 1):
-        raise ProtocolError(
-            f"n={body['n']!r} is not served here: each answer is a turn of its own; send the "
-            "request several times"
-        )
-    refuse_unserved(body, SERVED)
+    fields = checked_fields(body, CHAT)
     choice = tool_choice_of(body)
-    ignored = ["seed"] if body.get("seed") else []
+    ignored = [*fields.unknown]
+    if body.get("seed"):
+        ignored.append("seed")
     if body.get("parallel_tool_calls") is False:
         ignored.append("parallel_tool_calls=false")
     stream_options = body.get("stream_options") or {}
@@ -57,7 +44,7 @@ def read(body: Json) -> AskedCompletion:
         wants_log_probs=bool(body.get("logprobs")),
         model=str(body.get("model") or "policy"),
         sampling=sampling_of(body),
-        token_rules=token_rules_of(body),
+        token_rules=fields.overridden,
         ignored=tuple(ignored),
     )
 

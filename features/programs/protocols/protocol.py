@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
+from features.programs.protocols.fields import Field, ReadFields, RefusedField, read_fields
 
 # How the roles of newer models are called in chat templates.
 ROLES = {"developer": "system"}
@@ -24,9 +25,11 @@ SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
-# Settings that have some tokens sampled more often than the policy would, or not at all.
-TOKEN_RULES = ("logit_bias", "min_tokens", "bad_words", "allowed_token_ids", "structured_outputs")
+# How a choice names a tool, or several that may be called.
+NAMED_CHOICES = ("function", "tool", "custom", "allowed_tools")
 
+# At this Anthropic's clients send the whole conversation.
+THREAD_CODE = "thread_unsupported_request"
 
 ToolChoice = Literal["auto", "none", "required"]
 # How the protocols say it.
@@ -44,14 +47,20 @@ class ProtocolError(ValueError):
     Args:
         code: what kind of error, as OpenAI's `code`.
         status: of HTTP.
+        details: what Anthropic's clients read beside the message.
     """
 
     def __init__(
-        self, message: str, code: str = "invalid_request_error", status: int = 400
+        self,
+        message: str,
+        code: str = "invalid_request_error",
+        status: int = 400,
+        details: Json | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status
+        self.details = details
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +180,13 @@ def sampling_of(body: Json) -> dict[str, float]:
     return {name: float(body[name]) for name in SAMPLING if body.get(name) is not None}
 
 
-def token_rules_of(body: Json) -> tuple[str, ...]:
-    """Names the settings of a request that put the policy's choice of tokens under a rule."""
-    return tuple(name for name in TOKEN_RULES if body.get(name))
+def checked_fields(body: Json, table: Mapping[str, Field]) -> ReadFields:
+    """Sorts the fields that a request sets. Raises ProtocolError where one is not served."""
+    try:
+        return read_fields(body, table)
+    except RefusedField as error:
+        details = {"error_code": THREAD_CODE} if error.name == "thread" else None
+        raise ProtocolError(str(error), details=details) from None
 
 
 def streams(body: Json) -> bool:
@@ -206,14 +219,6 @@ def texts_to_stop_at(value: Any) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def refuse_unserved(body: Json, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises ProtocolError where a setting has a value that is not among those that are served."""
-    for name, values in allowed.items():
-        if name in body and body[name] not in values:
-            shown = " or ".join(repr(value) for value in values if value is not None)
-            raise ProtocolError(f"{name}={body[name]!r} is not served here; {shown} is")
-
-
 def too_long(size: int, most: int, why: str) -> str:
     """Says that a prompt has no room, in the words that agents' libraries look for.
 
@@ -241,14 +246,17 @@ def openai_error(error: ProtocolError) -> Json:
 def tool_choice_of(body: Json) -> ToolChoice:
     """Reads whether the answer may call tools, or is to.
 
-    Raises ProtocolError where it names a tool, or wants a call of none.
+    One that names a tool, or some, wants a call. Raises ProtocolError where it means nothing here,
+    or wants a call of no tool.
     """
     choice = body.get("tool_choice")
     word = choice.get("type") if isinstance(choice, Mapping) else choice
-    if word is not None and word not in TOOL_CHOICES:
+    if isinstance(choice, Mapping) and word in NAMED_CHOICES:
+        word = "required"
+    if word is not None and (not isinstance(word, str) or word not in TOOL_CHOICES):
         raise ProtocolError(
-            f"tool_choice={json.dumps(choice)} is not served here: what is sampled is the policy's "
-            "own choice; 'auto' and 'none' are, and 'required' as programs.client_sampling says"
+            f"tool_choice={json.dumps(choice)} is not served here: 'auto' and 'none' are; "
+            "'required' and a tool's name are overridden, as programs.client_sampling says"
         )
     meant = TOOL_CHOICES[word or "auto"]
     if meant == "required" and not body.get("tools"):

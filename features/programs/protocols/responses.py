@@ -4,42 +4,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
+from features.programs.protocols.fields import RESPONSES
 from features.programs.protocols.protocol import (
     Protocol,
     ProtocolError,
+    checked_fields,
     function_tool,
     openai_error,
     positive_count,
-    refuse_unserved,
     role_of,
     sampling_of,
     server_sent_event,
     streams,
     text_of,
-    token_rules_of,
     tool_call,
     tool_choice_of,
 )
 
-SERVED: dict[str, tuple[Any, ...]] = {
-    "background": (False, None),
-    "top_logprobs": (0, None),
-}
-
 
 def read(body: Json) -> AskedCompletion:
     """Reads a request."""
-    for name in ("previous_response_id", "conversation", "prompt"):
-        if body.get(name):
-            raise ProtocolError(f"{name} is not served here: send the whole input")
-    refuse_unserved(body, SERVED)
-    text_format = ((body.get("text") or {}).get("format") or {}).get("type", "text")
-    if text_format != "text":
-        raise ProtocolError(f"text.format={text_format!r} is not served here; 'text' is")
+    fields = checked_fields(body, RESPONSES)
     choice = tool_choice_of(body)
-    ignored: tuple[str, ...] = ()
+    ignored = fields.unknown
     if body.get("parallel_tool_calls") is False:
-        ignored = ("parallel_tool_calls=false",)
+        ignored = (*ignored, "parallel_tool_calls=false")
     return AskedCompletion(
         messages=read_input(body),
         tools=[read_tool(tool) for tool in body.get("tools") or ()] or None,
@@ -49,7 +38,7 @@ def read(body: Json) -> AskedCompletion:
         stream=streams(body),
         model=str(body.get("model") or "policy"),
         sampling=sampling_of(body),
-        token_rules=token_rules_of(body),
+        token_rules=fields.overridden,
         ignored=ignored,
     )
 

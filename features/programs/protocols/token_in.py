@@ -4,32 +4,32 @@ from collections.abc import Iterator
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 from features.programs.protocols.chat_completions import usage_of
+from features.programs.protocols.fields import TOKEN_IN
 from features.programs.protocols.protocol import (
     Protocol,
     ProtocolError,
+    checked_fields,
     openai_error,
     positive_count,
     sampling_of,
     server_sent_event,
     streams,
     texts_to_stop_at,
-    token_rules_of,
 )
 
 
 def read(body: Json) -> AskedCompletion:
     """Reads a request."""
+    fields = checked_fields(body, TOKEN_IN)
     ids = body["token_ids"]
     are_ids = isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
     if not are_ids or not ids:
         raise ProtocolError("token_ids must be a list of one or more token ids")
-    if body.get("features") or body.get("content_parts"):
-        raise ProtocolError("features and content_parts are not served here; token_ids are")
     params = body.get("sampling_params") or {}
-    if params.get("n") not in (None, 1):
-        raise ProtocolError("sampling_params.n must be 1; send the request several times")
     # Turns end at the tokens at which the run's do; token-in clients always name such tokens.
-    ignored = ("seed",) if params.get("seed") else ()
+    ignored = fields.unknown
+    if params.get("seed"):
+        ignored = (*ignored, "seed")
     return AskedCompletion(
         prompt_ids=tuple(ids),
         max_tokens=positive_count(params, "max_tokens"),
@@ -38,7 +38,7 @@ def read(body: Json) -> AskedCompletion:
         wants_log_probs=True,
         model=str(body.get("model") or "policy"),
         sampling=sampling_of(params),
-        token_rules=token_rules_of(params),
+        token_rules=fields.overridden,
         ignored=ignored,
     )
 

@@ -19,7 +19,7 @@ picture = [{"type": "image_url", "image_url": {"url": "x"}}]
 for wrong in (
     {"n": 2},
     {"logprobs": True, "top_logprobs": 3},
-    {"response_format": {"type": "json_object"}},
+    {"modalities": ["text", "audio"]},
     {"messages": [{"role": "user", "content": picture}]},
     {"max_tokens": 0},
 ):
