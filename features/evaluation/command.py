@@ -6,12 +6,13 @@ Invariant: results are on disk before anything is said about them.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from data.watchdog import watching
 from features.evaluation.config import evaluation_config, require_tasks, with_samples
@@ -38,9 +39,42 @@ from training.config import PPOConfig
 from training.config.checks import check_config
 from training.config.command_line import read_command_line
 from training.config.explain import explain_run
-from training.config.loader import ConfigError, load_config
+from training.config.layers import COMMAND_LINE
+from training.config.leaves import leaves
+from training.config.loader import ConfigError, LoadedConfig, load_config
 from training.run.leftovers import ends_leftovers
 from training.run.signals import EndingSignals
+
+# So much of a setting is shown that a stranger's config asks for.
+MAX_VALUE_CHARS = 120
+# Words that name data and weights, which are read as such, and the run.
+HARMLESS = frozenset(
+    {
+        "data.train_files",
+        "data.val_files",
+        "data.prompt_key",
+        "data.reward_fn_key",
+        "actor_rollout_ref.model.path",
+        "actor_rollout_ref.model.target_modules",
+        "actor_rollout_ref.actor.optim.betas",
+        "actor_rollout_ref.actor.checkpoint.save_contents",
+        "actor_rollout_ref.actor.checkpoint.load_contents",
+        "critic.model.path",
+        "critic.optim.betas",
+        "critic.checkpoint.save_contents",
+        "critic.checkpoint.load_contents",
+        "trainer.project_name",
+        "trainer.experiment_name",
+        "trainer.logger",
+    }
+)
+# Names of what is registered here.
+NAMES = (
+    "actor_rollout_ref.actor.policy_loss.loss_mode",
+    "actor_rollout_ref.rollout.name",
+    "reward_model.reward_manager",
+    "algorithm.adv_estimator",
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +87,7 @@ class Wanted:
         out: the folder of the results; None: RUN_DIR/eval/NAME.
         pass_reward: an episode passes from this reward on.
         words: of the configuration.
+        is_found: its file is the one that lies in the model's folder, and nobody has named it.
     """
 
     models: tuple[str, ...]
@@ -60,6 +95,7 @@ class Wanted:
     out: Path | None
     pass_reward: float
     words: tuple[str, ...]
+    is_found: bool = False
 
 
 class _Parser(ArgumentParser):
@@ -86,19 +122,60 @@ def read_words(argv: Sequence[str]) -> Wanted:
     models: tuple[str, ...] = (options.eval,)
     if options.against is not None:
         models = (options.eval, options.against)
+    found: list[str] = []
     command_line = read_command_line(words)
     if command_line.file is None and not command_line.file_problems:
-        words = [*_config_of_the_run(options.eval), *words]
-    return Wanted(models, options.n, options.out, options.pass_reward, tuple(words))
+        found = _config_of_the_run(options.eval)
+    return Wanted(
+        models, options.n, options.out, options.pass_reward, (*found, *words), bool(found)
+    )
 
 
 def _config_of_the_run(model: str) -> list[str]:
-    """Returns the config.yaml of a run, or of a checkpoint's run, as a list of one, or of none."""
+    """Returns the config.yaml of a run, or of a checkpoint's run, and words for its folder."""
     folder = Path(model).absolute()
     for place in (folder, folder.parent):
         if (place / "config.yaml").is_file():
-            return [str(place / "config.yaml")]
+            # Where its writer had it is no place to write to.
+            return [str(place / "config.yaml"), f"trainer.default_local_dir={place}"]
     return []
+
+
+def require_no_code(loaded: LoadedConfig, file: str) -> None:
+    """Checks a config that a model's folder brought, which may be a stranger's.
+
+    Numbers and the choices that a setting allows may stand there, and the words of HARMLESS.
+    Raises:
+        ConfigError: another setting is in it, which could run code, or a program.
+    """
+    defaults = dict(leaves(PPOConfig()))
+    asked = []
+    for key, leaf in leaves(loaded.config):
+        source = loaded.sources.get(key)
+        if source in ("default", COMMAND_LINE) or leaf.value == defaults[key].value:
+            continue
+        if key.endswith("trust_remote_code") or not _is_harmless(key, leaf.value):
+            asked.append(f"{key}={leaf.value}"[:MAX_VALUE_CHARS])
+    if asked:
+        raise ConfigError(
+            [
+                f"{file} asks for {', '.join(asked)}, and nobody has named that file: if you trust "
+                f"the one who wrote it, give it as the config: main.py {file} --eval …"
+            ]
+        )
+
+
+def _is_harmless(key: str, value: Any) -> bool:
+    """Tells whether a setting of a stranger's may be taken."""
+    if value is None or isinstance(value, bool | int | float) or key in HARMLESS:
+        return True
+    if key in NAMES:
+        # A name with a dot or a colon is that of a file or a module.
+        return re.fullmatch(r"[\w-]+", str(value)) is not None
+    if isinstance(value, tuple | dict):
+        return not value
+    leaf = dict(leaves(PPOConfig()))[key]
+    return isinstance(value, str) and leaf.plain is Literal
 
 
 def evaluate_command(argv: Sequence[str], signals: EndingSignals) -> int:
@@ -109,6 +186,8 @@ def evaluate_command(argv: Sequence[str], signals: EndingSignals) -> int:
     """
     wanted = read_words(argv)
     loaded = load_config(list(wanted.words), check=False)
+    if wanted.is_found:
+        require_no_code(loaded, wanted.words[0])
     config = with_samples(loaded.config, wanted.n, loaded.sources)
     if loaded.explain:
         print(explain_run(loaded), flush=True)

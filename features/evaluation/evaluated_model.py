@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from features.evaluation.evaluated_weights import EvaluatedWeights, Form
 from training.config import ModelConfig, PPOConfig
@@ -23,6 +24,9 @@ from training.run.named_model import (
     holds_weights,
 )
 from training.run.recorded_config import settings_of_step
+
+# Taken from a run's record: what adapters are and stand on.
+RECORDED = ("path", "lora_rank", "lora_alpha", "target_modules")
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ def _peft_folder(given: str, path: Path, settings: ModelConfig) -> EvaluatedMode
     if not any(path.glob("adapter_model.*")):
         raise CannotUse(f"{given} holds no weights (adapter_model.safetensors)")
     base = entries.get("base_model_name_or_path") or settings.path
+    _require_own_base(settings, base, given)
     weights = EvaluatedWeights("peft", str(path))
     name = _folder_name(path)
     return EvaluatedModel(given, name, _of_folder(settings, str(base)), weights)
@@ -128,12 +133,42 @@ def _recorded(checkpoint: Path, step: int, settings: ModelConfig, given: str) ->
     """Returns the model's settings that a run recorded; where it has not, the evaluation's."""
     recorded = settings_of_step(checkpoint.parent, step)
     if recorded is not None:
-        section = dict(recorded["actor_rollout_ref"]["model"])
-        section["target_modules"] = tuple(section["target_modules"])
-        return replace(settings, **section)
+        return _with_recorded(settings, recorded, given)
     if settings.lora_rank == 0:
         raise CannotUse(
             f"{given} holds LoRA adapters alone, and {checkpoint.parent} no config.yaml that names "
             "their base: set actor_rollout_ref.model.path, lora_rank and lora_alpha as they were"
         )
     return settings
+
+
+def _with_recorded(settings: ModelConfig, recorded: dict[str, Any], given: str) -> ModelConfig:
+    """Takes from a run's record what its adapters are and stand on, and nothing that runs code."""
+    try:
+        section = dict(recorded["actor_rollout_ref"]["model"])
+        taken = {name: section[name] for name in RECORDED}
+        taken["target_modules"] = tuple(taken["target_modules"])
+        overrides = dict(section["override_config"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CannotUse(f"{given}: its run's config.yaml is no run's ({error})") from error
+    words = {name for name, value in overrides.items() if not isinstance(value, int | float)}
+    unasked = [
+        name for name in sorted(words) if settings.override_config.get(name) != overrides[name]
+    ]
+    if unasked:
+        raise CannotUse(
+            f"{given}: its run set actor_rollout_ref.model.override_config.{unasked[0]} to "
+            f"{overrides[unasked[0]]!r}, which a folder may not ask for: set it here if you want it"
+        )
+    _require_own_base(settings, taken["path"], given)
+    return replace(settings, **taken, override_config=overrides)
+
+
+def _require_own_base(settings: ModelConfig, base: Any, given: str) -> None:
+    """Raises CannotUse where code of a model would run that the folder names, and nobody else."""
+    if settings.trust_remote_code and str(base) != str(settings.path):
+        raise CannotUse(
+            f"{given} stands on {base}, whose code trust_remote_code=true would run, and this "
+            f"command trusts {settings.path}: set actor_rollout_ref.model.path={base} if you trust "
+            "that, too"
+        )

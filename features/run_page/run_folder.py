@@ -12,6 +12,7 @@ from typing import Any
 from features.run_page.events import FAILED, FILE, FINISHED, INTERRUPTED, Event, read_events
 from features.run_page.metric_store import MetricStore
 from features.run_page.settings import Change, changes_of_folder, read_settings
+from training.config.plain_files import special_file
 from training.run.run_lock import OWNER_FILE, is_held
 
 RUNNING = "running"
@@ -56,6 +57,10 @@ class RunFolder:
             ValueError: nothing in it is of a run.
         """
         path = path.absolute()
+        # A run's own folder holds what the run has written.
+        special = None if is_own else special_file(path)
+        if special is not None:
+            raise ValueError(f"{special} is no regular file: no run writes it")
         settings = read_settings(path / "config.yaml")
         folder = cls(
             path=path,

@@ -14,6 +14,7 @@ import yaml
 
 from training.config import PPOConfig
 from training.config.leaves import leaves
+from training.config.plain_files import read_plain_text
 from training.config.reference import to_yaml
 from training.run.recorded_config import RESUME_SETTINGS, flat_settings
 
@@ -49,7 +50,7 @@ class Change(NamedTuple):
 def read_settings(path: Path) -> dict[str, Any]:
     """Reads a recorded configuration; one that is not there, or is damaged, has no settings."""
     try:
-        return flat_settings(path.read_text(encoding="utf-8", errors="replace"))
+        return flat_settings(read_plain_text(path, errors="replace"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
 
@@ -109,8 +110,10 @@ def changes_of_folder(run_dir: Path, now: Settings) -> list[Change]:
 
 
 def _first_line(file: Path) -> str:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        return lines.readline()
+    try:
+        return read_plain_text(file, errors="replace").partition("\n")[0]
+    except OSError:
+        return ""
 
 
 def changed_settings(before: Settings, after: Settings) -> dict[str, tuple[str, str]]:

@@ -16,6 +16,7 @@ import yaml
 
 from features.viewer.build import RecordedRun, ViewerReport, build_viewer
 from features.viewer.records import list_files
+from training.config.plain_files import read_plain_text, special_file
 from training.features import features
 from training.run.recorded_config import flat_settings
 
@@ -30,6 +31,9 @@ def find_run(folder: Path, number: int) -> RecordedRun:
     Raises:
         ValueError: there are none.
     """
+    special = special_file(folder)
+    if special is not None:
+        raise ValueError(f"{special} is no regular file: no run writes it")
     places = [folder / "episodes", *_configured(folder / "config.yaml"), folder]
     for place in places:
         if place.is_dir() and list_files(place):
@@ -53,7 +57,7 @@ def require_each_once(runs: Sequence[RecordedRun]) -> None:
 def _configured(config: Path) -> list[Path]:
     """Returns the folder that a recorded config names, if it can be read and names one."""
     try:
-        settings = flat_settings(config.read_text())
+        settings = flat_settings(read_plain_text(config))
     except (OSError, ValueError, yaml.YAMLError):
         return []
     named = settings.get("records.folder")

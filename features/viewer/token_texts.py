@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from training.config.plain_files import load_plain_yaml, read_plain_text
+
 logger = logging.getLogger(__name__)
 # A decoder puts this in place of bytes that are no character.
 BROKEN = "\ufffd"
@@ -41,7 +43,7 @@ def find_tokenizer(run_dir: Path, episodes_dir: Path) -> tuple[Any, str]:
 def _model_folder(config: Path) -> Path | None:
     """Returns the folder that a run's config names as its model's, if it can be read."""
     try:
-        entries = yaml.safe_load(config.read_text())
+        entries = load_plain_yaml(read_plain_text(config))
         return Path(str(entries["actor_rollout_ref"]["model"]["path"]))
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None

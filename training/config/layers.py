@@ -20,6 +20,7 @@ from data.names import did_you_mean, nearest_name, same_words
 from training.config.command_line import Override
 from training.config.leaves import Leaf, leaves
 from training.config.links import links_to, own_links
+from training.config.plain_files import read_plain_text, require_small_yaml
 from training.config.schema.ppo import PPOConfig
 from training.config.section import PROJECT_ROOT, located
 from training.config.translator import key_translator
@@ -128,8 +129,15 @@ class Layers:
             self.file_problems.append(_describe_missing_file(path))
             return
         try:
+            require_small_yaml(read_plain_text(path, encoding="utf-8-sig"))
             tree = OmegaConf.to_container(OmegaConf.load(path))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        except (
+            OSError,
+            UnicodeDecodeError,
+            yaml.YAMLError,
+            OmegaConfBaseException,
+            RecursionError,
+        ) as error:
             self.file_problems.append(describe_yaml_fault(path, error))
             return
         if not isinstance(tree, dict):

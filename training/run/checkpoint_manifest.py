@@ -4,10 +4,13 @@ Invariant: a folder that has one was written to its end; `damage` says what has 
 """
 
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from training.config.plain_files import open_plain, read_plain_text
 from training.run.checkpoint_contents import DRIVER_STATE, MANIFEST
 from training.run.files import force_to_disk, write_atomically
 
@@ -29,9 +32,9 @@ def write_manifest(folder: Path) -> None:
 def take_from_manifest(checkpoint: Path, part: str) -> None:
     """Takes a folder's files off the list, before they are removed; not off one that is damaged."""
     try:
-        files = json.loads((checkpoint / MANIFEST).read_text())
+        files = json.loads(read_plain_text(checkpoint / MANIFEST))
         kept = {name: written for name, written in files.items() if name.split("/")[0] != part}
-    except (FileNotFoundError, ValueError, AttributeError):
+    except (FileNotFoundError, ValueError, AttributeError, RecursionError):
         return
     write_atomically(checkpoint / MANIFEST, json.dumps(kept))
 
@@ -44,14 +47,14 @@ def damage(folder: Path, needs: Sequence[str] = (), *, read: Sequence[str] = (""
         read: what the names of the files begin with that are looked at; by default all are.
     """
     try:
-        files = json.loads((folder / MANIFEST).read_text())
+        files = json.loads(read_plain_text(folder / MANIFEST))
         changed = [
             name
             for name, written in files.items()
-            if name.startswith(tuple(read)) and _fingerprint(folder / name) != written
+            if name.startswith(tuple(read)) and _has_changed(folder, name, written)
         ]
     # The manifest, or a file of it, is gone, or it is no table of files.
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         return str(error)
     # The driver's state is a file of no folder, and stands for itself.
     listed = {name.split("/")[0] for name in files}
@@ -63,13 +66,31 @@ def damage(folder: Path, needs: Sequence[str] = (), *, read: Sequence[str] = (""
     return None
 
 
+def _has_changed(folder: Path, name: str, written: Any) -> bool:
+    """Compares a file with its entry in the manifest.
+
+    Raises:
+        ValueError: the manifest names a file outside of its folder.
+        OSError: there is no such file, or no regular one.
+    """
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{MANIFEST} names {name}, which is outside of the folder")
+    path = folder / name
+    # Without reading it: an endless file has no right size.
+    size = path.stat().st_size
+    if not isinstance(written, list) or written[:1] != [size]:
+        os.close(open_plain(path))
+        return True
+    return _fingerprint(path) != written
+
+
 def _fingerprint(path: Path) -> list[int]:
     """Returns [bytes, CRC-32]: enough against accidents.
 
     Reading a checkpoint runs no code, so none need be trusted.
     """
     checksum = 0
-    with path.open("rb") as file:
+    with open(open_plain(path), "rb") as file:
         while block := file.read(BLOCK):
             checksum = zlib.crc32(block, checksum)
     return [path.stat().st_size, checksum]

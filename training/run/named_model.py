@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from training.config.plain_files import special_file
 from training.config.resources.files import nearest_in_folder
 from training.config.resources.hub import hub_refusal
 from training.config.resources.models import may_be_hub_name, missing_model
@@ -93,6 +94,9 @@ def find_named_model(given: str, *, needs_weights: bool = True) -> NamedModel:
 def _in_folder(given: str, place: Path, needs_weights: bool) -> NamedModel:
     """Tells what a folder is."""
     checkpoint = _checkpoint_around(place)
+    special = special_file(checkpoint or place)
+    if special is not None:
+        raise CannotUse(f"{given}: {special} is no regular file: nobody saves a model so")
     has_config = (place / "config.json").is_file()
     if has_config and (holds_weights(place) or not needs_weights):
         return NamedModel(given, "folder", str(place), checkpoint)

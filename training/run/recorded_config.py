@@ -12,6 +12,7 @@ import pandas as pd
 import yaml
 
 from training.config import PPOConfig
+from training.config.plain_files import load_plain_yaml, read_plain_text
 from training.config.reference import to_yaml
 from training.features import moved_keys, renamed
 from training.run.files import write_atomically
@@ -48,7 +49,7 @@ def record_config(run_dir: Path, config: PPOConfig, step: int) -> Changes:
         for file in earlier:
             file.unlink()
     elif path.exists():
-        before = path.read_text(errors="replace")
+        before = read_plain_text(path, errors="replace")
         changes = _changes(path, before, text)
         if changes:
             kept = run_dir / f"config.{len(earlier) + 1}.yaml"
@@ -78,15 +79,19 @@ def settings_of_step(run_dir: Path, step: int | None) -> dict[str, Any] | None:
         if step is not None and step in steps:
             file = earlier
     try:
-        settings = yaml.safe_load(file.read_text(errors="replace"))
-    except (OSError, yaml.YAMLError):
+        settings = load_plain_yaml(read_plain_text(file, errors="replace"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return None
     return settings if isinstance(settings, dict) else None
 
 
 def _recorded_steps(file: Path) -> range:
     """Reads the steps that earlier settings' first line names; none where it names none."""
-    header = re.match(r"# steps (\d+) to (\d+)", file.read_text(errors="replace"))
+    try:
+        text = read_plain_text(file, errors="replace")
+    except OSError:
+        return range(0)
+    header = re.match(r"# steps (\d{1,9}) to (\d{1,9})", text)
     return range(int(header[1]), int(header[2]) + 1) if header else range(0)
 
 
@@ -130,7 +135,7 @@ def flat_settings(text: str) -> dict[str, Any]:
     Raises:
         YAMLError, ValueError: it is not YAML, or holds no settings.
     """
-    settings = yaml.safe_load(text)
+    settings = load_plain_yaml(text)
     if not isinstance(settings, dict):
         raise ValueError("it is empty" if settings is None else "it holds no settings")
     flat = pd.json_normalize(settings).iloc[0].to_dict()

@@ -265,12 +265,17 @@ def test_what_is_no_whole_model_is_refused_with_a_sentence(
 
 
 def test_a_run_is_evaluated_by_its_folder_alone_and_at_its_latest_whole_checkpoint(
-    trained: Path, tmp_path: Path
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
     damaged(tmp_path / "run/global_step_2")
     out = tmp_path / "out"
-    assert evaluate("--eval", str(tmp_path / "run"), "--out", str(out), "trainer.logger=file") == 0
+    words = ("--eval", str(tmp_path / "run"), "--out", str(out), "trainer.logger=file")
+    # The folder itself may not say which code pays.
+    assert evaluate(*words) == 2
+    assert "asks for custom_reward_function.path=" in capsys.readouterr().err
+    reward = "custom_reward_function.path=examples/tiny_prompts_reward.py"
+    assert evaluate(*words, reward) == 0
     assert result_in(out)["step"] == 1
 
 

@@ -1,0 +1,98 @@
+"""A stranger's run is evaluated without running what it brings, unless somebody asks for that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from features.evaluation.command import read_words, require_no_code
+from features.evaluation.evaluated_model import _peft_folder, _with_recorded
+from training.config import ModelConfig
+from training.config.loader import ConfigError, load_config
+from training.run.named_model import CannotUse
+
+RECORD: dict[str, Any] = {
+    "path": "/stranger/model",
+    "lora_rank": 4,
+    "lora_alpha": 8,
+    "target_modules": ["all-linear"],
+    "override_config": {},
+    "trust_remote_code": True,
+}
+# What a config.yaml may ask for, and what runs then.
+CODE = (
+    "actor_rollout_ref: {model: {trust_remote_code: true}}",
+    "actor_rollout_ref: {model: {override_config: {attn_implementation: stranger/kernels}}}",
+    "actor_rollout_ref: {rollout: {engine_kwargs: {vllm: {worker_cls: evil.Worker}}}}",
+    "actor_rollout_ref: {rollout: {name: 'evil.py:Engine'}}",
+    "custom_reward_function: {path: evil.py}",
+    "custom_algorithm: evil.py",
+    "data: {custom_cls: {path: evil.py, name: Data}}",
+    "agent: {environment: {name: 'subprocess:Popen', kwargs: {args: [touch, x]}}}",
+    "agent: {environment: {path: evil.py, cls: Game}}",
+    "agent: {tools: ['evil.py:tool']}",
+    "programs: {command: touch x}",
+    "mcp: {servers: {evil: {command: touch x}}}",
+    "reward_model: {model: {trust_remote_code: true}}",
+    "trainer: {observers: ['evil.py:Observer']}",
+    "trackers: {python: /stranger/python}",
+)
+
+
+def write_run(folder: Path, text: str) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(text)
+    return ["--eval", str(folder)]
+
+
+@pytest.mark.parametrize("text", CODE)
+def test_code_that_a_found_config_asks_for_is_refused(text: str, tmp_path: Path) -> None:
+    wanted = read_words(write_run(tmp_path, text))
+    assert wanted.is_found
+    loaded = load_config(list(wanted.words), check=False)
+    with pytest.raises(ConfigError, match="nobody has named that file"):
+        require_no_code(loaded, wanted.words[0])
+
+
+def test_a_config_that_somebody_named_is_taken_as_it_is(tmp_path: Path) -> None:
+    argv = write_run(tmp_path, CODE[0])
+    assert not read_words([str(tmp_path / "config.yaml"), *argv]).is_found
+    word = "actor_rollout_ref.model.trust_remote_code=true"
+    asked = read_words([*argv, word])
+    require_no_code(load_config(list(asked.words), check=False), asked.words[0])
+
+
+def test_results_are_written_beside_the_run_and_not_where_its_config_says(tmp_path: Path) -> None:
+    wanted = read_words(write_run(tmp_path, "trainer: {default_local_dir: /elsewhere}"))
+    loaded = load_config(list(wanted.words), check=False)
+    require_no_code(loaded, wanted.words[0])
+    assert loaded.config.trainer.run_dir == str(tmp_path)
+
+
+def test_a_record_tells_of_adapters_and_trusts_no_code() -> None:
+    own = ModelConfig(path="/own/model")
+    taken = _with_recorded(own, {"actor_rollout_ref": {"model": RECORD}}, "run")
+    assert not taken.trust_remote_code
+    assert (taken.path, taken.lora_rank, taken.lora_alpha) == ("/stranger/model", 4, 8)
+
+
+def test_code_is_trusted_of_the_base_that_the_command_names_alone(tmp_path: Path) -> None:
+    own = ModelConfig(path="/own/model", trust_remote_code=True)
+    recorded = {"actor_rollout_ref": {"model": RECORD}}
+    with pytest.raises(CannotUse, match="whose code trust_remote_code=true would run"):
+        _with_recorded(own, recorded, "run")
+    assert _with_recorded(replace(own, path="/stranger/model"), recorded, "run").trust_remote_code
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "stranger/model"}')
+    (tmp_path / "adapter_model.safetensors").touch()
+    with pytest.raises(CannotUse, match="whose code trust_remote_code=true would run"):
+        _peft_folder("adapters", tmp_path, own)
+
+
+def test_words_of_a_recorded_override_are_asked_for_here() -> None:
+    section = RECORD | {"override_config": {"attn_implementation": "stranger/kernels"}}
+    recorded = {"actor_rollout_ref": {"model": section}}
+    with pytest.raises(CannotUse, match=r"override_config\.attn_implementation"):
+        _with_recorded(ModelConfig(path="/own/model"), recorded, "run")
