@@ -55,7 +55,7 @@ def require_small_yaml(text: str) -> None:
     open_nodes: list[list[Any]] = [["", 0]]
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.AliasEvent):
-            open_nodes[-1][1] += sizes.get(event.anchor, 1)
+            open_nodes[-1][1] += sizes.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
             open_nodes[-1][1] += 1
             if event.anchor:
