@@ -167,3 +167,27 @@ def test_the_manifests_command_fits_its_pods(manifest: dict[str, Any]) -> None:
         )
     )
     assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"].isdigit()
+
+
+def test_slurm_requeues_without_a_new_checkpoint_no_more_often_than_it_may(tmp_path: Path) -> None:
+    script = (JOBS / "slurm.sbatch").read_text()
+    function = re.search(r"^may_requeue\(\) \{\n.*?^\}\n", script, re.DOTALL | re.MULTILINE)
+    assert function is not None and "&& may_requeue; then" in script
+    latest = tmp_path / "latest_checkpointed_iteration.txt"
+
+    def may_requeue(most: str = "") -> bool:
+        text = f"set -uo pipefail; job={tmp_path}; run_dir={tmp_path}; {most}\n"
+        done = subprocess.run(["bash", "-c", text + function[0] + "may_requeue"], check=False)
+        return done.returncode == 0
+
+    # Nothing was ever saved.
+    assert [may_requeue() for _ in range(5)] == [True, True, True, False, False]
+    latest.write_text("3")
+    assert [may_requeue() for _ in range(4)] == [True, True, True, False]
+    # Each is behind a new checkpoint.
+    for step in range(4, 12):
+        latest.write_text(str(step))
+        assert may_requeue()
+    latest.write_text("12")
+    assert [may_requeue("MAX_REQUEUES=1") for _ in range(2)] == [True, False]
+    assert not may_requeue("MAX_REQUEUES=0")
