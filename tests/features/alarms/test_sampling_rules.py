@@ -62,10 +62,10 @@ def test_sharper_samples_are_beyond_it() -> None:
 
 @pytest.mark.parametrize(("top_p", "steps"), [(0.8, 1), (0.95, 4)])
 def test_a_nucleus_that_is_not_reported_is_beyond_it_in_few_steps(top_p: float, steps: int) -> None:
-    """Of 4,000 tokens a step, in a vocabulary of 1,000."""
+    """Of 4,000 tokens a step, in a vocabulary of 300."""
     torch.manual_seed(0)
-    for _ in range(5):
-        log_probs = (2.0 * torch.randn(steps * TOKENS, 1000)).log_softmax(-1)
+    for _ in range(2):
+        log_probs = (2.0 * torch.randn(steps * TOKENS, 300)).log_softmax(-1)
         assert nats_of(nucleus(log_probs.exp(), top_p), log_probs) > UNLIKELY
 
 
