@@ -18,7 +18,7 @@ Handling = Literal["honoured", "overridden", "refused", "no effect"]
 
 
 @dataclass(frozen=True)
-class Field:
+class RequestField:
     """Says what becomes of a field.
 
     Attributes:
@@ -47,21 +47,31 @@ class RefusedField(ValueError):
         self.name = name
 
 
-HONOURED = Field("honoured")
-NO_EFFECT = Field("no effect")
+HONOURED = RequestField("honoured")
+NO_EFFECT = RequestField("no effect")
 SENT_WHOLE = "the whole conversation comes with each request"
-STATE = Field("refused", f"no state is kept here: {SENT_WHOLE}")
-FORM = Field("overridden", "asked for in the prompt alone; the answer's form is the policy's")
-EFFORT = Field("overridden", "how much it thinks is the policy's own")
-RUN_SAMPLES = Field("overridden", "sampled as the run does; counted where it differs")
-RULE = Field("overridden", "which tokens it samples is the policy's own", neutral=(0, {}, [], ""))
-TEMPLATE = Field("overridden", "rendered as data.apply_chat_template_kwargs says", neutral=({},))
-CHOICE = Field("honoured", "auto and none; a call that is asked for is overridden")
-SEED = Field("no effect", "the episode's seed decides; warned of")
-PARALLEL = Field("no effect", "false is warned of; how many calls there are is the policy's own")
-COMPACTION = Field("overridden", f"nothing is taken out of a prompt: {SENT_WHOLE}", neutral=([],))
+STATE = RequestField("refused", f"no state is kept here: {SENT_WHOLE}")
+FORM = RequestField(
+    "overridden", "asked for in the prompt alone; the answer's form is the policy's"
+)
+EFFORT = RequestField("overridden", "how much it thinks is the policy's own")
+RUN_SAMPLES = RequestField("overridden", "sampled as the run does; counted where it differs")
+RULE = RequestField(
+    "overridden", "which tokens it samples is the policy's own", neutral=(0, {}, [], "")
+)
+TEMPLATE = RequestField(
+    "overridden", "rendered as data.apply_chat_template_kwargs says", neutral=({},)
+)
+CHOICE = RequestField("honoured", "auto and none; a call that is asked for is overridden")
+SEED = RequestField("no effect", "the episode's seed decides; warned of")
+PARALLEL = RequestField(
+    "no effect", "false is warned of; how many calls there are is the policy's own"
+)
+COMPACTION = RequestField(
+    "overridden", f"nothing is taken out of a prompt: {SENT_WHOLE}", neutral=([],)
+)
 
-SAMPLING_FIELDS: dict[str, Field] = dict.fromkeys(
+SAMPLING_FIELDS: dict[str, RequestField] = dict.fromkeys(
     (
         "temperature",
         "top_p",
@@ -73,7 +83,7 @@ SAMPLING_FIELDS: dict[str, Field] = dict.fromkeys(
     ),
     RUN_SAMPLES,
 )
-RULE_FIELDS: dict[str, Field] = dict.fromkeys(
+RULE_FIELDS: dict[str, RequestField] = dict.fromkeys(
     (
         "logit_bias",
         "min_tokens",
@@ -87,22 +97,24 @@ RULE_FIELDS: dict[str, Field] = dict.fromkeys(
     ),
     RULE,
 ) | {
-    "ignore_eos": Field("overridden", "turns end where the run's do", neutral=(False,)),
-    "use_beam_search": Field("overridden", "sampled as the run does", neutral=(False,)),
+    "ignore_eos": RequestField("overridden", "turns end where the run's do", neutral=(False,)),
+    "use_beam_search": RequestField("overridden", "sampled as the run does", neutral=(False,)),
 }
 # What vLLM's servers take beside OpenAI's fields.
-VLLM_PROMPT_FIELDS: dict[str, Field] = {
-    "chat_template": Field("refused", "the run's template renders"),
+VLLM_PROMPT_FIELDS: dict[str, RequestField] = {
+    "chat_template": RequestField("refused", "the run's template renders"),
     "chat_template_kwargs": TEMPLATE,
-    "documents": Field("refused", "put them into a message", neutral=([],)),
-    "continue_final_message": Field("refused", "no message is continued", neutral=(False,)),
-    "add_generation_prompt": Field("refused", "an answer is sampled always", neutral=(True,)),
-    "add_special_tokens": Field("refused", "the run's template renders", neutral=(False,)),
-    "truncate_prompt_tokens": Field("refused", "nothing is taken out of a prompt"),
-    "echo": Field("refused", "the prompt is not repeated", neutral=(False,)),
-    "best_of": Field("refused", "send the request several times", neutral=(1,)),
+    "documents": RequestField("refused", "put them into a message", neutral=([],)),
+    "continue_final_message": RequestField("refused", "no message is continued", neutral=(False,)),
+    "add_generation_prompt": RequestField(
+        "refused", "an answer is sampled always", neutral=(True,)
+    ),
+    "add_special_tokens": RequestField("refused", "the run's template renders", neutral=(False,)),
+    "truncate_prompt_tokens": RequestField("refused", "nothing is taken out of a prompt"),
+    "echo": RequestField("refused", "the prompt is not repeated", neutral=(False,)),
+    "best_of": RequestField("refused", "send the request several times", neutral=(1,)),
 }
-OPENAI_SIDE_FIELDS: dict[str, Field] = dict.fromkeys(
+OPENAI_SIDE_FIELDS: dict[str, RequestField] = dict.fromkeys(
     (
         "metadata",
         "user",
@@ -116,10 +128,12 @@ OPENAI_SIDE_FIELDS: dict[str, Field] = dict.fromkeys(
     ),
     NO_EFFECT,
 )
-CHAT: dict[str, Field] = {
-    "messages": Field("honoured", "text; other contents are refused"),
-    "model": Field("honoured", "names of judges.models are theirs; any other is the policy's"),
-    "tools": Field("honoured", "functions; others are refused"),
+CHAT: dict[str, RequestField] = {
+    "messages": RequestField("honoured", "text; other contents are refused"),
+    "model": RequestField(
+        "honoured", "names of judges.models are theirs; any other is the policy's"
+    ),
+    "tools": RequestField("honoured", "functions; others are refused"),
     "tool_choice": CHOICE,
     **dict.fromkeys(
         ("max_completion_tokens", "max_tokens", "stop", "stream", "stream_options", "logprobs"),
@@ -127,79 +141,89 @@ CHAT: dict[str, Field] = {
     ),
     **SAMPLING_FIELDS,
     **RULE_FIELDS,
-    "response_format": Field("overridden", FORM.note, neutral=({"type": "text"},)),
+    "response_format": RequestField("overridden", FORM.note, neutral=({"type": "text"},)),
     "reasoning_effort": EFFORT,
-    "verbosity": Field("overridden", "how long it writes is the policy's own", neutral=("medium",)),
+    "verbosity": RequestField(
+        "overridden", "how long it writes is the policy's own", neutral=("medium",)
+    ),
     "seed": SEED,
     "parallel_tool_calls": PARALLEL,
-    "prediction": Field("no effect", "it makes sampling faster elsewhere"),
-    "n": Field("refused", "each answer is a turn: send the request several times", neutral=(1,)),
-    "top_logprobs": Field("refused", "those of sampled tokens are told", neutral=(0,)),
-    "modalities": Field("refused", "text is served", neutral=(["text"],)),
-    "audio": Field("refused", "text is served"),
-    "functions": Field("refused", "give them as tools", neutral=([],)),
-    "function_call": Field("refused", "give tools and tool_choice", neutral=("auto", "none")),
-    "web_search_options": Field("refused", "nothing is searched here"),
+    "prediction": RequestField("no effect", "it makes sampling faster elsewhere"),
+    "n": RequestField(
+        "refused", "each answer is a turn: send the request several times", neutral=(1,)
+    ),
+    "top_logprobs": RequestField("refused", "those of sampled tokens are told", neutral=(0,)),
+    "modalities": RequestField("refused", "text is served", neutral=(["text"],)),
+    "audio": RequestField("refused", "text is served"),
+    "functions": RequestField("refused", "give them as tools", neutral=([],)),
+    "function_call": RequestField(
+        "refused", "give tools and tool_choice", neutral=("auto", "none")
+    ),
+    "web_search_options": RequestField("refused", "nothing is searched here"),
     **VLLM_PROMPT_FIELDS,
     **OPENAI_SIDE_FIELDS,
 }
-RESPONSES: dict[str, Field] = {
-    "input": Field("honoured", "text, calls, their results; other items are refused"),
+RESPONSES: dict[str, RequestField] = {
+    "input": RequestField("honoured", "text, calls, their results; other items are refused"),
     "instructions": HONOURED,
     "model": CHAT["model"],
-    "tools": Field("honoured", "functions, also in namespaces; others are refused"),
+    "tools": RequestField("honoured", "functions, also in namespaces; others are refused"),
     "tool_choice": CHOICE,
     "max_output_tokens": HONOURED,
     "stream": HONOURED,
     "stream_options": NO_EFFECT,
     **SAMPLING_FIELDS,
     **RULE_FIELDS,
-    "text": Field("honoured", "see its parts"),
-    "text.format": Field("overridden", FORM.note, neutral=({"type": "text"},)),
+    "text": RequestField("honoured", "see its parts"),
+    "text.format": RequestField("overridden", FORM.note, neutral=({"type": "text"},)),
     "text.verbosity": CHAT["verbosity"],
-    "reasoning": Field("honoured", "see its parts"),
+    "reasoning": RequestField("honoured", "see its parts"),
     "reasoning.effort": EFFORT,
     "reasoning.summary": NO_EFFECT,
     "reasoning.generate_summary": NO_EFFECT,
     "previous_response_id": STATE,
     "conversation": STATE,
     "prompt": STATE,
-    "background": Field("refused", "answers come at once", neutral=(False,)),
-    "background_options": Field("refused", "answers come at once"),
+    "background": RequestField("refused", "answers come at once", neutral=(False,)),
+    "background_options": RequestField("refused", "answers come at once"),
     "context_management": COMPACTION,
-    "truncation": Field("overridden", COMPACTION.note, neutral=("disabled",)),
+    "truncation": RequestField("overridden", COMPACTION.note, neutral=("disabled",)),
     "top_logprobs": CHAT["top_logprobs"],
     "parallel_tool_calls": PARALLEL,
-    "max_tool_calls": Field("no effect", "it counts calls of tools that are refused"),
-    "include": Field("no effect", "what it asks for beside the answer is not there"),
-    "image": Field("refused", "text is served"),
-    "access_programs": Field("refused", "nothing beside the policy is asked here"),
+    "max_tool_calls": RequestField("no effect", "it counts calls of tools that are refused"),
+    "include": RequestField("no effect", "what it asks for beside the answer is not there"),
+    "image": RequestField("refused", "text is served"),
+    "access_programs": RequestField("refused", "nothing beside the policy is asked here"),
     **VLLM_PROMPT_FIELDS,
     **OPENAI_SIDE_FIELDS,
 }
-MESSAGES: dict[str, Field] = {
+MESSAGES: dict[str, RequestField] = {
     "messages": CHAT["messages"],
     "system": HONOURED,
     "model": CHAT["model"],
     "tools": CHAT["tools"],
-    "tool_choice": Field("honoured", f"{CHOICE.note}; disable_parallel_tool_use is warned of"),
+    "tool_choice": RequestField(
+        "honoured", f"{CHOICE.note}; disable_parallel_tool_use is warned of"
+    ),
     "max_tokens": HONOURED,
     "stop_sequences": HONOURED,
     "stream": HONOURED,
-    "thinking": Field("honoured", "whether thinking is shown; how much there is, is the policy's"),
+    "thinking": RequestField(
+        "honoured", "whether thinking is shown; how much there is, is the policy's"
+    ),
     **SAMPLING_FIELDS,
     **RULE_FIELDS,
-    "output_config": Field("honoured", "see its parts"),
+    "output_config": RequestField("honoured", "see its parts"),
     "output_config.format": FORM,
     "output_config.effort": EFFORT,
     "output_config.task_budget": EFFORT,
     "output_format": FORM,
     "thread": STATE,
     "container": STATE,
-    "mcp_servers": Field("refused", "a program asks its servers itself", neutral=([],)),
-    "context_management": Field("overridden", COMPACTION.note, neutral=({}, {"edits": []})),
+    "mcp_servers": RequestField("refused", "a program asks its servers itself", neutral=([],)),
+    "context_management": RequestField("overridden", COMPACTION.note, neutral=({}, {"edits": []})),
     "compaction": COMPACTION,
-    "fallbacks": Field("overridden", "no other model is asked", neutral=([],)),
+    "fallbacks": RequestField("overridden", "no other model is asked", neutral=([],)),
     **dict.fromkeys(
         (
             "cache_control",
@@ -217,14 +241,14 @@ MESSAGES: dict[str, Field] = {
         NO_EFFECT,
     ),
 }
-TOKEN_IN: dict[str, Field] = {
-    "token_ids": Field("honoured", "the ids that are to be continued"),
+TOKEN_IN: dict[str, RequestField] = {
+    "token_ids": RequestField("honoured", "the ids that are to be continued"),
     "model": CHAT["model"],
     "stream": HONOURED,
     "stream_options": NO_EFFECT,
-    "features": Field("refused", "ids are served", neutral=([], {})),
-    "content_parts": Field("refused", "ids are served", neutral=([],)),
-    "sampling_params": Field("honoured", "see its parts"),
+    "features": RequestField("refused", "ids are served", neutral=([], {})),
+    "content_parts": RequestField("refused", "ids are served", neutral=([],)),
+    "sampling_params": RequestField("honoured", "see its parts"),
     "sampling_params.max_tokens": HONOURED,
     "sampling_params.stop": HONOURED,
     "sampling_params.n": CHAT["n"],
@@ -251,7 +275,7 @@ TOKEN_IN: dict[str, Field] = {
     **dict.fromkeys(("request_id", "priority", "cache_salt", "kv_transfer_params"), NO_EFFECT),
 }
 # By the end of a request's path.
-TABLES: dict[str, Mapping[str, Field]] = {
+TABLES: dict[str, Mapping[str, RequestField]] = {
     "/v1/chat/completions": CHAT,
     "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
@@ -262,7 +286,7 @@ TABLES: dict[str, Mapping[str, Field]] = {
 COMPARED = frozenset({*SAMPLING_FIELDS, *(f"sampling_params.{name}" for name in SAMPLING_FIELDS)})
 
 
-def read_fields(body: Json, table: Mapping[str, Field]) -> ReadFields:
+def read_fields(body: Json, table: Mapping[str, RequestField]) -> ReadFields:
     """Sorts the fields that a request sets. Raises RefusedField where one is not served."""
     overridden = []
     unknown = []
@@ -282,7 +306,7 @@ def read_fields(body: Json, table: Mapping[str, Field]) -> ReadFields:
     return ReadFields(names, tuple(unknown))
 
 
-def fields_of(body: Json, table: Mapping[str, Field]) -> Iterator[tuple[str, Any]]:
+def fields_of(body: Json, table: Mapping[str, RequestField]) -> Iterator[tuple[str, Any]]:
     """Yields the names and values of a request's fields, parts of fields as `field.part`."""
     parents = {name.partition(".")[0] for name in table if "." in name}
     for name, value in body.items():
@@ -295,7 +319,7 @@ def fields_of(body: Json, table: Mapping[str, Field]) -> Iterator[tuple[str, Any
                     yield f"{name}.{part}", held
 
 
-def is_neutral(value: Any, field: Field) -> bool:
+def is_neutral(value: Any, field: RequestField) -> bool:
     """Checks whether a value asks for nothing else than what is done anyway."""
     return any(type(value) is type(other) and value == other for other in field.neutral)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
-from features.programs.protocols.fields import Field, ReadFields, RefusedField, read_fields
+from features.programs.protocols.fields import ReadFields, RefusedField, RequestField, read_fields
 
 # How the roles of newer models are called in chat templates.
 ROLES = {"developer": "system"}
@@ -180,7 +180,7 @@ def sampling_of(body: Json) -> dict[str, float]:
     return {name: float(body[name]) for name in SAMPLING if body.get(name) is not None}
 
 
-def checked_fields(body: Json, table: Mapping[str, Field]) -> ReadFields:
+def checked_fields(body: Json, table: Mapping[str, RequestField]) -> ReadFields:
     """Sorts the fields that a request sets. Raises ProtocolError where one is not served."""
     try:
         return read_fields(body, table)
