@@ -82,12 +82,7 @@ def build_trainer(
                 arguments[name] = _read_rows_with_tools(files, config, tokenizer, most)
             else:
                 arguments[name] = read_tasks(files, data, most)
-                if data.filter_overlong_prompts:
-                    logger.warning(
-                        "data.filter_overlong_prompts drops no row of %s: an environment makes "
-                        "its prompts",
-                        ", ".join(files),
-                    )
+                _warn_of_unfiltered(files, data)
     if acts and (brings_agents or not config.plays_dataset_rows):
         return AgentTrainer(config, tokenizer, **arguments)
     if data.sampler.class_path and "train_sampler" not in arguments:
@@ -102,6 +97,15 @@ def build_trainer(
     # The trial's questions to models belong to no step.
     USAGE.take()
     return trainer
+
+
+def _warn_of_unfiltered(files: tuple[str, ...], data: DataConfig) -> None:
+    """Warns where the rows of an environment's tasks are not filtered by their lengths."""
+    if data.filter_overlong_prompts:
+        logger.warning(
+            "data.filter_overlong_prompts drops no row of %s: an environment makes its prompts",
+            ", ".join(files),
+        )
 
 
 def _load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:

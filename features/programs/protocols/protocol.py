@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
-from features.programs.protocols.fields import ReadFields, RefusedField, RequestField, read_fields
+from features.programs.protocols.fields import (
+    SAMPLING_FIELDS,
+    ReadFields,
+    RefusedField,
+    RequestField,
+    read_fields,
+)
 
 # How the roles of newer models are called in chat templates.
 ROLES = {"developer": "system"}
@@ -16,15 +22,7 @@ SHOWN_CHARS = 200
 MAX_DEPTH = 100
 TEXT_PARTS = ("text", "input_text", "output_text")
 # Settings that say how to sample; log-probs must be those of what the run samples.
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
+SAMPLING = tuple(SAMPLING_FIELDS)
 # How a choice names a tool, or several that may be called.
 NAMED_CHOICES = ("function", "tool", "custom", "allowed_tools")
 
