@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -38,9 +38,9 @@ from features.evaluation.summary import (
 from training.config import PPOConfig
 from training.config.checks import check_config
 from training.config.command_line import read_command_line
-from training.config.explain import explain_run
+from training.config.explain import PROJECT, explain_run
 from training.config.layers import COMMAND_LINE
-from training.config.leaves import leaves
+from training.config.leaves import Leaf, leaves
 from training.config.loader import ConfigError, LoadedConfig, load_config
 from training.run.leftovers import ends_leftovers
 from training.run.signals import EndingSignals
@@ -68,6 +68,15 @@ HARMLESS = frozenset(
         "trainer.logger",
     }
 )
+# Folders of this project whose code its user wrote, or keeps.
+OWN_CODE = ("contrib", "custom", "data", "examples", "features", "training", "workers")
+# A Python file, and what is taken from it.
+CODE_FILES = {
+    "custom_algorithm": None,
+    "custom_reward_function.path": "custom_reward_function.name",
+    "data.custom_cls.path": "data.custom_cls.name",
+    "agent.environment.path": "agent.environment.cls",
+}
 # Names of what is registered here.
 NAMES = (
     "actor_rollout_ref.actor.policy_loss.loss_mode",
@@ -144,13 +153,18 @@ def _config_of_the_run(model: str) -> list[str]:
 def require_no_code(loaded: LoadedConfig, file: str) -> None:
     """Checks a config that a model's folder brought, which may be a stranger's.
 
-    Numbers and the choices that a setting allows may stand there, and the words of HARMLESS.
+    Numbers and the choices that a setting allows may stand there, the words of HARMLESS, and
+    Python files of this project.
+
     Raises:
         ConfigError: another setting is in it, which could run code, or a program.
     """
     defaults = dict(leaves(PPOConfig()))
+    own = _keys_of_own_code(dict(leaves(loaded.config)))
     asked = []
     for key, leaf in leaves(loaded.config):
+        if key in own:
+            continue
         source = loaded.sources.get(key)
         if source in ("default", COMMAND_LINE) or leaf.value == defaults[key].value:
             continue
@@ -163,6 +177,24 @@ def require_no_code(loaded: LoadedConfig, file: str) -> None:
                 f"the one who wrote it, give it as the config: main.py {file} --eval …"
             ]
         )
+
+
+def _keys_of_own_code(settings: Mapping[str, Leaf]) -> set[str]:
+    """Returns the keys of Python files of this project, and of the names that are taken from them.
+
+    Files of outputs are none of them: a stranger's run may lie there.
+    """
+    keys: set[str] = set()
+    for key, name in CODE_FILES.items():
+        path = settings[key].value
+        if path is None or not any(
+            Path(path).resolve().is_relative_to(PROJECT / folder) for folder in OWN_CODE
+        ):
+            continue
+        keys.add(key)
+        if name is not None and str(settings[name].value).isidentifier():
+            keys.add(name)
+    return keys
 
 
 def _is_harmless(key: str, value: Any) -> bool:

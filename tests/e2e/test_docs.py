@@ -169,6 +169,8 @@ def test_a_command_of_the_docs_runs(
         assert "usage" in run(*words, "--help")
     elif "training.config.reference" in command:
         assert run(*words) == (PROJECT / "configs/ppo_trainer.yaml").read_text()
+    elif "features.programs.protocols.fields" in command:
+        assert run(*words) == (PROJECT / "features/programs/fields.md").read_text()
     elif "features.run_page.report" in command:
         assert "page: " in run(*with_own_runs(words, tmp_path))
     elif any(part in command for part in AFTER_TRAINING):

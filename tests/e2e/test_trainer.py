@@ -329,7 +329,7 @@ def test_a_run_without_an_address_has_a_cluster_of_its_own_whatever_else_is_star
 def test_what_is_wrong_with_the_data_ends_in_one_line_and_debug_shows_where(
     tiny_task: Path, tmp_path: Path
 ) -> None:
-    row = {"prompt": "1 + 1 " * 99, "data_source": "toy", "reward_model": {"ground_truth": "2"}}
+    row = {"prompt": "1 is 1 " * 99, "data_source": "toy", "reward_model": {"ground_truth": "2"}}
     (tmp_path / "bad.jsonl").write_text((json.dumps(row) + "\n") * 8)
     command = [
         sys.executable,

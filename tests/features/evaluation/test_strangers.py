@@ -10,6 +10,7 @@ import pytest
 
 from features.evaluation.command import read_words, require_no_code
 from features.evaluation.evaluated_model import _peft_folder, _with_recorded
+from tests.conftest import PROJECT
 from training.config import ModelConfig
 from training.config.loader import ConfigError, load_config
 from training.run.named_model import CannotUse
@@ -55,6 +56,18 @@ def test_code_that_a_found_config_asks_for_is_refused(text: str, tmp_path: Path)
     loaded = load_config(list(wanted.words), check=False)
     with pytest.raises(ConfigError, match="nobody has named that file"):
         require_no_code(loaded, wanted.words[0])
+
+
+def test_files_of_this_project_may_be_asked_for_and_files_of_outputs_may_not(
+    tmp_path: Path,
+) -> None:
+    own = "{environment: {path: %s/quickstart_game.py, cls: TerseGuessNumber}}"
+    wanted = read_words(write_run(tmp_path, "agent: " + own % (PROJECT / "examples")))
+    require_no_code(load_config(list(wanted.words), check=False), wanted.words[0])
+    for folder in (PROJECT / "outputs/stranger", PROJECT / "examples/../outputs"):
+        wanted = read_words(write_run(tmp_path, "agent: " + own % folder))
+        with pytest.raises(ConfigError, match="nobody has named that file"):
+            require_no_code(load_config(list(wanted.words), check=False), wanted.words[0])
 
 
 def test_a_config_that_somebody_named_is_taken_as_it_is(tmp_path: Path) -> None:

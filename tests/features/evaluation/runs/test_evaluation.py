@@ -271,12 +271,17 @@ def test_a_run_is_evaluated_by_its_folder_alone_and_at_its_latest_whole_checkpoi
     damaged(tmp_path / "run/global_step_2")
     out = tmp_path / "out"
     words = ("--eval", str(tmp_path / "run"), "--out", str(out), "trainer.logger=file")
-    # The folder itself may not say which code pays.
+    assert evaluate(*words) == 0
+    assert result_in(out)["step"] == 1
+    # The reward of this project may be asked for by a run; one that lies elsewhere may not.
+    elsewhere = tmp_path / "reward.py"
+    shutil.copy(PROJECT / "examples/tiny_prompts_reward.py", elsewhere)
+    config = tmp_path / "run/config.yaml"
+    own = str(PROJECT / "examples/tiny_prompts_reward.py")
+    assert own in config.read_text()
+    config.write_text(config.read_text().replace(own, str(elsewhere)))
     assert evaluate(*words) == 2
     assert "asks for custom_reward_function.path=" in capsys.readouterr().err
-    reward = "custom_reward_function.path=examples/tiny_prompts_reward.py"
-    assert evaluate(*words, reward) == 0
-    assert result_in(out)["step"] == 1
 
 
 @pytest.mark.vllm
