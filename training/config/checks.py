@@ -39,9 +39,10 @@ def check_config(
 
     Args:
         ask_hub: also check models that are no local folders.
-        ask_engine: also ask the class of the rollout engine what it needs and refuses, which
-            imports torch and transformers; otherwise it is only checked that there is an engine of
-            that name. `--explain`, which answers at once, leaves it out and says so.
+        ask_engine: also ask the class of the rollout engine what it needs and refuses, where
+            nothing else is wrong: that imports torch and transformers, most of a refusal's time.
+            Otherwise it is only checked that there is an engine of that name. `--explain`, which
+            answers at once, leaves it out and says so.
         own_data: datasets and environments are passed as objects.
     """
     # A user's file comes first: estimators and engines that it registers are known to the others.
@@ -57,7 +58,7 @@ def check_config(
     for warning in warnings:
         log.warning(warning)
     problems += files.check_tasks(config, own_data)
-    problems += engines.check_engine(config, ask_engine)
+    problems += engines.check_engine_name(config)
     problems += packages.check_packages(config)
     problems += rewards.check_reward(config, own_data)
     problems += user_code.check_classes(config)
@@ -66,5 +67,7 @@ def check_config(
     problems += files.check_run_folders(config)
     problems += agents.check_agents(config, own_data)
     problems += models.check_models(config, ask_hub)
+    if ask_engine and not problems:
+        problems += engines.ask_engine_class(config)
     # Actor and critic may have the same.
     return list(dict.fromkeys(problems))

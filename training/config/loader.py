@@ -91,7 +91,8 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     config = _make_config(layers)
     if check and not layers.file_problems:
         asks_all = not command_line.explain
-        problems = check_config(config, ask_hub=asks_all, ask_engine=asks_all)
+        ask_engine = asks_all and not layers.problems
+        problems = check_config(config, ask_hub=asks_all, ask_engine=ask_engine)
         layers.report_checked(problems)
     unchecked = None
     if check and command_line.explain:

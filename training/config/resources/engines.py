@@ -8,14 +8,8 @@ from training.config.schema.ppo import PPOConfig
 from workers.rollout.engine_registry import SETTING, engine_source, load_engine_class
 
 
-def check_engine(config: PPOConfig, ask_class: bool) -> Iterator[str]:
-    """Yields what keeps the configured engine from generating here.
-
-    Args:
-        ask_class: import the engine's file, which takes torch and transformers, and yield what its
-            class has against the config (`check_config` in workers/rollout/engine.py); otherwise
-            only the name is looked up.
-    """
+def check_engine_name(config: PPOConfig) -> Iterator[str]:
+    """Requires that there is an engine of the configured name."""
     name = config.actor_rollout_ref.rollout.name
     refusals = value_errors(engine_source, name)
     custom_file = config.custom_algorithm
@@ -23,10 +17,16 @@ def check_engine(config: PPOConfig, ask_class: bool) -> Iterator[str]:
     if refusals and custom_file and unusable_file("custom_algorithm", custom_file):
         return
     yield from refusals
-    if refusals or not ask_class:
-        return
-    source = engine_source(name)
-    failures = list(loading_failure(f"{SETTING}={name}", load_object, source, SETTING))
+
+
+def ask_engine_class(config: PPOConfig) -> Iterator[str]:
+    """Yields what the class of an engine that there is has against the config.
+
+    It imports the engine's file, which takes torch and transformers (`check_config` in
+    workers/rollout/engine.py).
+    """
+    name = config.actor_rollout_ref.rollout.name
+    failures = list(loading_failure(f"{SETTING}={name}", load_object, engine_source(name), SETTING))
     yield from failures
     if not failures:
         yield from load_engine_class(name).check_config(config)
