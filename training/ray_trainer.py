@@ -13,6 +13,7 @@ no generator's state.
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -484,7 +485,9 @@ class PPOTrainer:
             greedy_prompts = self.prompt_batch(rows, 1, first_group, step=step)
             greedy_prompts.meta_info["do_sample"] = False
             baseline_of_group = self._rewards_by_group(greedy_prompts)
-            baselines = torch.tensor([baseline_of_group[key] for key in group_keys(batch)])  # (B,)
+            # A role that did not speak in the greedy episode has no baseline.
+            found = [baseline_of_group.get(key, math.nan) for key in group_keys(batch)]
+            baselines = torch.tensor(found)  # (B,)
             is_unscored = baselines.isnan()
             if is_unscored.any() and self.config.agent.on_failure != "zero":
                 kept = (~is_unscored)[:, None]

@@ -28,7 +28,7 @@ def groups_without_spread(batch: DataProto, episodes: EpisodeRows) -> list[bool]
     found = episode_scores(batch, episodes, textless_ids=())
     return [
         bool(np.ptp(found.scores[members]) < SMALLEST_SPREAD)
-        for members in rows_by_key(found.uids.tolist()).values()
+        for members in rows_by_key(found.groups.tolist()).values()
         if len(members) > 1
     ]
 

@@ -176,3 +176,24 @@ def test_a_greedy_baseline_is_the_mean_of_an_agents_conversations() -> None:
     )
     rewards = PPOTrainer._rewards_by_group(trainer, batch)
     assert rewards == {"g p/solver": 0.5, "h p/solver": 0.25}
+
+
+def test_a_role_that_the_greedy_episode_lacks_has_no_baseline_and_is_masked() -> None:
+    batch = rows_of([("a", 0, [0, 0]), ("a", 1, [1, 1])])
+    batch.non_tensor_batch["uid"] = object_array(["g", "g"])
+    batch.non_tensor_batch["agent_role"] = object_array(["p/solver", "p/critic"])
+    batch.batch["response_mask"] = torch.ones(2, 2, dtype=torch.int64)
+    config = SimpleNamespace(
+        actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=2)),
+        estimator_needs=("reward_baselines",),
+        agent=SimpleNamespace(on_failure="refill"),
+    )
+    trainer: Any = SimpleNamespace(
+        config=config,
+        prompt_batch=lambda *args, **kwargs: SimpleNamespace(meta_info={}),
+        play=lambda prompts: batch,
+        _rewards_by_group=lambda prompts: {"g p/solver": 0.5},
+    )
+    answered = PPOTrainer._answers(trainer, {}, 0, None)
+    assert answered.batch["reward_baselines"].tolist() == [0.5, 0.0]
+    assert answered.batch["response_mask"].tolist() == [[1, 1], [0, 0]]

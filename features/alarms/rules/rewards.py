@@ -445,7 +445,7 @@ class SilenceRules(RulesWithMemory):
         self, found: EpisodeScores, sources: np.ndarray | None
     ) -> tuple[float, float, float]:
         """Compares the empty answers of each group with all of it; see `steps`."""
-        keys = found.uids.tolist()
+        keys = found.groups.tolist()
         if len(set(keys)) == len(keys):
             names = ["all"] * len(keys) if sources is None else sources[found.rows].tolist()
             keys = [str(name) for name in names]

@@ -92,3 +92,9 @@ def test_a_batch_without_a_token_to_train_on_has_no_such_numbers() -> None:
     batch = batch_of(np.array([1.0, 0.0]), np.array([True, True]), 2)
     batch.batch["response_mask"].zero_()
     assert compute_group_metrics(batch, [END]) == {}
+
+
+def test_roles_of_a_prompt_are_groups_of_their_own() -> None:
+    batch = batch_of(np.array([1.0, 0.0, 1.0, 0.0]), np.zeros(4, dtype=bool), 4)
+    batch.non_tensor_batch["agent_role"] = np.array(["solver", "critic"] * 2, dtype=object)
+    assert compute_group_metrics(batch, [END])["groups/no_spread"] == 1.0

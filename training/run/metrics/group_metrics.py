@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data.array_ops import row_blocks
 from data.protocol import DataProto
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import EpisodeRows, group_keys
 from training.batch.row_groups import rows_by_key
 
 # Scores of a group that differ by less are equal.
@@ -26,13 +26,13 @@ class EpisodeScores:
 
     Attributes:
         rows: (E,) each one's first row.
-        uids: (E,) its group.
+        groups: (E,) its group: the same prompt, and where several play, the same role.
         scores: (E,) float64, the sum over its rows.
         is_empty: (E,) bool, nothing that it says is text.
     """
 
     rows: np.ndarray
-    uids: np.ndarray
+    groups: np.ndarray
     scores: np.ndarray
     is_empty: np.ndarray
 
@@ -51,7 +51,7 @@ def episode_scores(
     rows = episodes.first[episodes.real.numpy()[episodes.first]][is_live]
     return EpisodeScores(
         rows=rows,
-        uids=batch.non_tensor_batch["uid"][rows].astype(str),
+        groups=group_keys(batch)[rows].astype(str),
         scores=episodes.fold(fields["token_level_scores"].sum(-1)).numpy()[is_live],
         is_empty=(episodes.fold(has_text(batch, textless_ids), "amax") == 0).numpy()[is_live],
     )
@@ -77,7 +77,7 @@ def compute_group_metrics(batch: DataProto, textless_ids: Sequence[int]) -> dict
         "response/rows_per_episode": num_rows / num_episodes,
     }
     flat = []
-    for members in rows_by_key(found.uids.tolist()).values():
+    for members in rows_by_key(found.groups.tolist()).values():
         if len(members) > 1:
             flat.append(np.ptp(found.scores[members]) < SMALLEST_SPREAD)
     if flat:
