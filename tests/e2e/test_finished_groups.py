@@ -77,10 +77,8 @@ def test_groups_are_learnt_of_as_they_end_with_the_numbers_of_all_at_once(
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(
-    "ranks",
-    ["trainer.n_gpus_per_node=2", pytest.param("trainer.rollout_n_gpus=1", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["trainer.n_gpus_per_node=2", "trainer.rollout_n_gpus=1"])
 def test_several_ranks_and_engines_of_their_own_do_so_too(
     tiny_game: Path, tmp_path: Path, ranks: str
 ) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing.context
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -195,23 +195,34 @@ def compare_ranks(tiny_task: Path, folder: Path, kind: str) -> None:
         spawn_ranks(run_rank, str(folder), world, kind)
 
 
+def rank_context() -> multiprocessing.context.ForkServerContext:
+    """Returns what starts ranks: forks of a process that has imported what they need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
 def spawn_ranks(
     body: Callable[[str, int, int, int, str], None], folder: str, world: int, kind: str
 ) -> None:
     """Runs body(folder, rank, world, port, kind) in `world` processes, which must end well."""
+    start_ranks(body, [(folder, rank, world) for rank in range(world)], (kind,))
+
+
+def start_ranks(
+    body: Callable[..., None], arguments: Sequence[tuple[Any, ...]], further: tuple[Any, ...] = ()
+) -> None:
+    """Runs body(*arguments[rank], port, *further) in processes, which must end well."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = mp.get_context("spawn")
-    ranks = [
-        context.Process(target=body, args=(folder, rank, world, port, kind))
-        for rank in range(world)
-    ]
+    context = rank_context()
+    ranks = [context.Process(target=body, args=(*given, port, *further)) for given in arguments]
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(180)
-    assert [process.exitcode for process in ranks] == [0] * world
+        process.join(300)
+    assert [process.exitcode for process in ranks] == [0] * len(ranks)
 
 
 def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 import transformers
 from torch import nn
 from transformers import LlamaConfig
 
-from tests.processes.test_ranks import LIMITS, MODES, change, largest_difference, whole_weights
+from tests.processes.test_ranks import (
+    LIMITS,
+    MODES,
+    change,
+    largest_difference,
+    start_ranks,
+    whole_weights,
+)
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_forward import PACKED, SHARED
 from tests.unit.test_models import MODELS, SIZES
@@ -146,19 +151,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(folder: Path, world: int, shared: int) -> list[dict[str, Any]]:
     """Returns the results of every rank, which run at the first use."""
     if not (folder / f"results-{world}-0.pt").exists():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        context = mp.get_context("spawn")
-        ranks = [
-            context.Process(target=run_rank, args=(str(folder), rank, world, shared, port))
-            for rank in range(world)
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(300)
-        assert [process.exitcode for process in ranks] == [0] * world
+        start_ranks(run_rank, [(str(folder), rank, world, shared) for rank in range(world)])
     return [torch.load(folder / f"results-{world}-{rank}.pt") for rank in range(world)]
 
 

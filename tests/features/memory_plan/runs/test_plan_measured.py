@@ -215,7 +215,13 @@ SHAPES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param("long sequences", marks=pytest.mark.slow),
+        *sorted({*SHAPES} - {"long sequences"}),
+    ],
+)
 def test_the_plan_is_within_15_percent_of_what_the_run_takes(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
