@@ -41,7 +41,7 @@ SHORT = Run(steps=12, early=4)
 LONG = Run(steps=60, early=20)
 
 
-def live_tensors(*_: Any) -> int:
+def live_tensors() -> int:
     """Counts the tensors of this process that can be reached from somewhere."""
     gc.collect()
     return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
@@ -54,7 +54,17 @@ def tensors_of_ranks(trainer: Any) -> list[int]:
         return []
     import ray
 
-    return list(ray.get([host.__ray_call__.remote(live_tensors) for host in group.hosts]))
+    # Sent as it is, as ranks cannot import this module.
+    def count(host: object) -> int:
+        import gc
+
+        import torch
+
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    hosts = [*group.hosts, *getattr(trainer.rollout_wg, "hosts", [])]
+    return list(ray.get([host.__ray_call__.remote(count) for host in hosts]))
 
 
 def tensors_behind_steps(config: PPOConfig, run: Run) -> dict[int, list[int]]:
