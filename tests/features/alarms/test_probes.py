@@ -215,7 +215,7 @@ def test_how_far_each_layer_moved_is_a_share_of_its_size(lm: nn.Module) -> None:
     metrics = actor.update_policy(make_update())
     layer = {name: own for name, own in before.items() if ".layers.1." in name}
     parameters = dict(actor.actor_module.lm.named_parameters())
-    distance = sum(float((parameters[name] - own).square().sum()) for name, own in layer.items())
+    distance = sum(float((parameters[name].detach() - own).square().sum()) for name, own in layer.items())
     size = sum(float(own.square().sum()) for own in layer.values())
     assert metrics["actor/moved/layer_1"] == pytest.approx((distance / size) ** 0.5, rel=0.05)
     assert {"actor/moved/embedding", "actor/moved/head", "actor/moved/rest"} <= set(metrics)
