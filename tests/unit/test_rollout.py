@@ -263,7 +263,8 @@ def test_every_turn_sample_group_step_and_attempt_has_a_sampling_seed_of_its_own
         for turn in (0, 1, 2)
     }
     assert len(seeds) == 2 * 2 * 2 * 3
-    played = Episode(group=0, sample=0, turns=[Turn(text="a"), Turn(text="b")])
+    turn = Turn(text="a", finish_reason="stop", tokens=1, anchor="")
+    played = Episode(group=0, sample=0, turns=[turn, turn])
     info = {"seed": 1, "global_steps": 1}
     assert turn_seed(info, played) == turn_seed(info, played, 2)
     again = Episode(group=0, sample=0, attempt=1)

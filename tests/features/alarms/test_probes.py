@@ -211,12 +211,16 @@ def test_a_state_that_is_not_what_the_update_left_is_counted(
 
 def test_how_far_each_layer_moved_is_a_share_of_its_size(lm: nn.Module) -> None:
     actor = build(lm)
-    before = {name: own.detach().clone() for name, own in actor.actor_module.lm.named_parameters()}
+    lm_of_actor = actor.actor_module.lm
+    before = {name: own.detach().clone() for name, own in lm_of_actor.named_parameters()}
     metrics = actor.update_policy(make_update())
-    layer = {name: own for name, own in before.items() if ".layers.1." in name}
-    parameters = dict(actor.actor_module.lm.named_parameters())
-    distance = sum(float((parameters[name].detach() - own).square().sum()) for name, own in layer.items())
-    size = sum(float(own.square().sum()) for own in layer.values())
+    distance = 0.0
+    size = 0.0
+    for name, own in before.items():
+        if ".layers.1." in name:
+            now = lm_of_actor.get_parameter(name).detach()
+            distance += float((now - own).square().sum())
+            size += float(own.square().sum())
     assert metrics["actor/moved/layer_1"] == pytest.approx((distance / size) ** 0.5, rel=0.05)
     assert {"actor/moved/embedding", "actor/moved/head", "actor/moved/rest"} <= set(metrics)
 
