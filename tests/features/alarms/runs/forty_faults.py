@@ -1,7 +1,7 @@
 """Further faults, of every part of a run, each with who finds it.
 
-They are planted as those of `silent_faults`. The alarms' page lists them in a table, with those
-that tests, the run's page or nobody finds: `FOUND_BY` has one line for each.
+They are planted as those of `silent_faults`, and features/alarms/faults.md says who finds each: an
+alarm, which stands here, too; a test, the run's page, or nobody.
 """
 
 from __future__ import annotations
@@ -521,58 +521,86 @@ FORTY: dict[str, Case] = {
         "prompts",
         ("data.train_batch_size=32", "actor_rollout_ref.actor.ppo_mini_batch_size=32"),
     ),
-    "ground truths of the next row": Case(described(columns_of_the_next_row), (), "prompts"),
-    "half of the prompts twice": Case(half_of_the_prompts_twice, (), "prompts"),
-    "every second batch skipped": Case(every_second_batch_is_skipped, (), "prompts"),
-    "prompts lose their first token": Case(prompts_lose_their_first_token, (), "prompts"),
-    "observations not attended to": Case(generated(observations_are_lost_in_the_trainer), ()),
-    "tokens of a word swapped": Case(a_word_is_spelled_in_two_tokens, (), "guess"),
-    "every second sync": Case(every_second_sync, ()),
-    "the engine has averaged weights": Case(engine_weights(averaged), ()),
-    "a quarter of the head is stale": Case(engine_weights(last_rows_of_the_head), ()),
-    "norms rounded": Case(engine_weights(norms_in_a_short_type), ()),
-    "rare tokens never sampled": Case(sampled_otherwise(without_rare_tokens), (), "guess", MANY),
-    "samples flatter than reported": Case(sampled_otherwise(flatter), (), "guess", MANY),
-    "one sampling seed for all turns": Case(one_seed_for_all_turns, (), "guess"),
-    "turns of one token": Case(turns_of_one_token, (), "guess"),
-    "every second row masked": Case(generated(every_second_row_is_masked), ()),
-    "unfinished episodes masked": Case(
-        generated(unfinished_are_masked), (), "guess", ("agent.max_turn=2",)
+    "ground truths of the next row": Case(
+        described(columns_of_the_next_row), ("truth_differs",), "prompts"
     ),
-    "one member of each group left": Case(generated(best_of_each_group_alone), ()),
-    "good tokens alone": Case(good_tokens_alone, ()),
-    "groups across prompts": Case(column("uid", groups_across), (), "guess"),
-    "one group": Case(column("uid", one_group), ()),
-    "groups in two": Case(column("uid", pairs), ()),
-    "advantages of the next group": Case(estimator(of_the_next_group), ()),
-    "advantages of the step before": Case(estimator(of_the_step_before()), ()),
-    "advantages in another order than rows": Case(rows_reversed_in_the_update, ()),
+    "half of the prompts twice": Case(half_of_the_prompts_twice, ("tasks_repeat",), "prompts"),
+    "every second batch skipped": Case(every_second_batch_is_skipped, (), "prompts"),
+    "prompts lose their first token": Case(
+        prompts_lose_their_first_token, ("prompt_differs",), "prompts"
+    ),
+    "observations not attended to": Case(
+        generated(observations_are_lost_in_the_trainer), ("log_probs_differ", "turn_differs")
+    ),
+    "tokens of a word swapped": Case(
+        a_word_is_spelled_in_two_tokens, ("log_probs_differ", "turn_differs"), "guess"
+    ),
+    "every second sync": Case(every_second_sync, ("engine_stale",)),
+    "the engine has averaged weights": Case(
+        engine_weights(averaged), ("engine_stale", "engine_differs")
+    ),
+    "a quarter of the head is stale": Case(
+        engine_weights(last_rows_of_the_head), ("engine_differs",)
+    ),
+    "norms rounded": Case(engine_weights(norms_in_a_short_type), ("engine_differs",)),
+    "rare tokens never sampled": Case(
+        sampled_otherwise(without_rare_tokens), ("samples_biased",), "guess", MANY
+    ),
+    "samples flatter than reported": Case(
+        sampled_otherwise(flatter), ("samples_biased",), "guess", MANY
+    ),
+    "one sampling seed for all turns": Case(one_seed_for_all_turns, (), "guess"),
+    "turns of one token": Case(turns_of_one_token, ("length_pinned",), "guess"),
+    "every second row masked": Case(generated(every_second_row_is_masked), ("episodes_masked",)),
+    "unfinished episodes masked": Case(
+        generated(unfinished_are_masked), ("episodes_masked",), "guess", ("agent.max_turn=2",)
+    ),
+    "one member of each group left": Case(
+        generated(best_of_each_group_alone), ("episodes_masked",)
+    ),
+    "good tokens alone": Case(good_tokens_alone, ("tokens_missing",)),
+    "groups across prompts": Case(
+        column("uid", groups_across), ("group_size", "groups_mixed"), "guess"
+    ),
+    "one group": Case(column("uid", one_group), ("group_size", "groups_mixed")),
+    "groups in two": Case(column("uid", pairs), ("group_size",)),
+    "advantages of the next group": Case(estimator(of_the_next_group), ("advantages_wrong",)),
+    "advantages of the step before": Case(estimator(of_the_step_before()), ("advantages_wrong",)),
+    "advantages in another order than rows": Case(
+        rows_reversed_in_the_update, ("advantages_wrong",)
+    ),
     "advantages on first tokens": Case(estimator(on_first_tokens_alone), ()),
     "replies of another episode": Case(replies_of_another_episode, (), "guess", SEEDED),
     "first replies again": Case(words_are_lost, (), "guess", IN_THREADS),
     "rewards a turn late": Case(rewards_a_turn_late, (), "gae"),
     "the environment pays twice": Case(step_rewards_twice, (), "guess", IN_THREADS),
-    "reset draws for itself": Case(reset_draws_for_itself, (), "guess", SEEDED),
-    "reset with one seed": Case(reset_with_one_seed, (), "guess", SEEDED),
-    "three seeds": Case(described(few_seeds), (), "guess"),
-    "tasks of two steps before": Case(seeds_of_the_first_step, (), "guess"),
-    "optimiser state emptied": Case(before_updates(emptied), ()),
-    "optimiser states of others": Case(before_updates(states_of_others), ()),
-    "first moments lost": Case(before_updates(first_moments_lost), ()),
-    "optimiser counts lost": Case(before_updates(counts_lost), ()),
-    "critic's optimiser emptied": Case(before_updates(emptied, "critic"), (), "gae"),
-    "gradient taken twice": Case(backward_twice, (), settings=SMALL_MICRO),
-    "micro-batches twice": Case(micro_batches_twice, (), settings=SMALL_MICRO),
-    "gradients doubled": Case(gradients_doubled, ()),
-    "parameters replaced": Case(parameters_replaced, (), settings=("trainer.save_freq=-1",)),
+    "reset draws for itself": Case(reset_draws_for_itself, ("seed_ignored",), "guess", SEEDED),
+    "reset with one seed": Case(reset_with_one_seed, ("seed_ignored",), "guess", SEEDED),
+    "three seeds": Case(described(few_seeds), ("tasks_repeat",), "guess"),
+    "tasks of two steps before": Case(seeds_of_the_first_step, ("tasks_repeat",), "guess"),
+    "optimiser state emptied": Case(before_updates(emptied), ("optimizer_changed",)),
+    "optimiser states of others": Case(before_updates(states_of_others), ("optimizer_changed",)),
+    "first moments lost": Case(before_updates(first_moments_lost), ("optimizer_changed",)),
+    "optimiser counts lost": Case(before_updates(counts_lost), ("optimizer_changed",)),
+    "critic's optimiser emptied": Case(
+        before_updates(emptied, "critic"), ("optimizer_changed",), "gae"
+    ),
+    "gradient taken twice": Case(backward_twice, ("gradients_doubled",), settings=SMALL_MICRO),
+    "micro-batches twice": Case(micro_batches_twice, ("tokens_missing",), settings=SMALL_MICRO),
+    "gradients doubled": Case(gradients_doubled, ("gradients_lost",)),
+    "parameters replaced": Case(
+        parameters_replaced,
+        ("policy_still", "optimizer_changed"),
+        settings=("trainer.save_freq=-1",),
+    ),
     "gradients not clipped": Case(not_clipped, ()),
     "decay a hundredfold": Case(decay_a_hundredfold, ()),
-    "reference of other rows": Case(reference_of_other_rows, (), settings=KL),
+    "reference of other rows": Case(reference_of_other_rows, ("kl_jump",), settings=KL),
     "values a token late": Case(values_a_token_late, (), "gae"),
-    "critic learns rewards": Case(critic_learns_rewards, (), "gae"),
+    "critic learns rewards": Case(critic_learns_rewards, ("tokens_missing",), "gae"),
     "reward means doubled in the log": Case(
         logged("critic/score/mean", lambda value: 2 * value), ()
     ),
     "entropy of the log negative": Case(logged("actor/entropy", lambda value: -value), ()),
-    "scores divided by turns": Case(scores(means_of_turn_scores), (), "guess"),
+    "scores divided by turns": Case(scores(means_of_turn_scores), ("reward_differs",), "guess"),
 }
