@@ -158,9 +158,8 @@ def tokens_left_out(seen: SeenStep) -> Iterator[Finding]:
 @rule(
     "episodes_masked",
     advice=(
-        "what sets response_mask to 0: a failed episode, a correction, one that is too old or that "
-        "a judge did not score is left out by the trainer; to leave out others a reward function "
-        "returns unscored=True for them"
+        "what sets response_mask to 0; the trainer leaves out failed episodes, what a correction "
+        "rejects, groups that are too old and episodes that a judge did not score"
     ),
     view="empty=1&sort=-reward",
     color="fate",
