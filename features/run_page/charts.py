@@ -445,6 +445,14 @@ def _named_by_tables(names: Sequence[str], find: Callable[[str], Metric | None])
             key=f"table/{title}",
             title=title,
             unit=units[title],
-            lines=[Line(name, name) for name in of_chart[:MOST_LINES]],
+            lines=[Line(name, name) for name in evenly(of_chart, MOST_LINES)],
             left_out=max(0, len(of_chart) - MOST_LINES),
         )
+
+
+def evenly(names: Sequence[str], most: int) -> list[str]:
+    """Picks at most so many names, the first, the last and what lies evenly between them."""
+    if len(names) <= most:
+        return list(names)
+    gap = (len(names) - 1) / (most - 1)
+    return [names[round(number * gap)] for number in range(most)]

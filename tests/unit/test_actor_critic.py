@@ -36,7 +36,7 @@ from workers.dp_critic import DataParallelPPOCritic
 from workers.model.attention import use_packed_attention
 from workers.model.builder import ModelSpec
 from workers.model.forward_settings import ForwardSettings
-from workers.model.optimizer import build_scheduler
+from workers.model.optimizer import build_optimizer, build_scheduler
 
 SPLITS = [
     {"ppo_max_token_len_per_gpu": 1000},
@@ -285,6 +285,69 @@ def test_update_is_plain_ppo_with_dual_clip(lm) -> None:
     expected = torch.cat([(-0.1 * p.grad).flatten() for p in module.parameters()])
     assert close(got, expected)
     assert metrics["actor/pg_loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_the_update_takes_the_entropy_bonus_off_the_loss_and_adds_the_kl(lm) -> None:
+    """Against formulas written out: the signs of both, and their coefficients."""
+    terms = ActorConfig(
+        grad_clip=1e9,
+        entropy_coeff=0.1,
+        use_kl_loss=True,
+        kl_loss_coef=0.2,
+        kl_loss_type="k2",
+    )
+    data = make_update()
+    with_terms, metrics = weights_after(lm, data, terms)
+    without, _ = weights_after(lm, data, ActorConfig(grad_clip=1e9))
+    module = copy.deepcopy(lm)
+    log_probs, entropy = plain_log_probs(module, data, 1.0)
+    mask = data.batch["response_mask"]
+    kl = ((log_probs - data.batch["ref_log_prob"]).square() / 2 * mask).sum() / mask.sum()
+    bonus = (entropy * mask).sum() / mask.sum()
+    (0.2 * kl - 0.1 * bonus).backward()
+    expected = torch.cat([(-0.1 * p.grad).flatten() for p in module.parameters()])
+    assert close(with_terms - without, expected)
+    assert metrics["actor/kl_loss"] == pytest.approx(kl.item(), rel=1e-4)
+    assert metrics["actor/entropy"] == pytest.approx(bonus.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("term", "name", "grows"),
+    [
+        ({"entropy_coeff": 5.0}, "actor/entropy", True),
+        ({"kl_loss_coef": 5.0}, "actor/kl_loss", False),
+    ],
+)
+def test_the_bonus_raises_entropy_and_the_kl_term_lowers_the_kl(
+    lm, term: dict[str, float], name: str, grows: bool
+) -> None:
+    data = make_update()
+    data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
+    module = copy.deepcopy(lm)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.02)
+    config = ActorConfig(use_kl_loss="kl_loss_coef" in term, **term)
+    actor = DataParallelPPOActor(config, module, optimizer)
+    first, *_, last = [actor.update_policy(data)[name] for _ in range(4)]
+    assert (last > first) == grows
+
+
+def test_the_optimiser_is_adamw_as_its_settings_say() -> None:
+    """The first step: a decay by rate x weight_decay, and the rate against the gradient's sign."""
+    module = nn.Linear(2, 1, bias=False)
+    frozen = nn.Linear(1, 1)
+    frozen.requires_grad_(False)
+    module.add_module("frozen", frozen)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[2.0, -4.0]]))
+    settings = OptimConfig(lr=0.1, weight_decay=0.5, betas=(0.8, 0.9))
+    optimizer = build_optimizer(module, settings)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.1, 0.5, (0.8, 0.9))
+    assert [parameter is module.weight for parameter in group["params"]] == [True]
+    module.weight.grad = torch.tensor([[3.0, 0.0]])
+    optimizer.step()
+    kept = 1 - 0.1 * 0.5
+    assert module.weight.tolist()[0] == pytest.approx([2.0 * kept - 0.1, -4.0 * kept], rel=1e-6)
 
 
 def test_mini_batches_are_steps_of_their_own_and_need_old_log_probs(lm) -> None:

@@ -24,10 +24,10 @@ from training.config import ModelConfig, RolloutConfig
 from workers.hf_rollout import sample_tokens
 from workers.model.builder import ModelSpec
 from workers.ranks.memory import expandable_segments
-from workers.rollout.base_rollout import BaseRollout
+from workers.rollout.base_rollout import BaseRollout, turn_seed
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.engine_registry import load_engine_class
-from workers.rollout.episode import Episode, Row, TurnLimits
+from workers.rollout.episode import Episode, Row, Turn, TurnLimits
 from workers.rollout.turn_loop import Batch, TurnLoop
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
@@ -252,6 +252,24 @@ def test_a_call_has_sampling_of_its_own_and_needs_no_seed(engine) -> None:
         ValueError, match=r"sampling='temprature' is unknown; allowed: max_tokens, .* 'temperature'"
     ):
         rollout.generate_sequences(prompts, temprature=0.5)
+
+
+def test_every_turn_sample_group_step_and_attempt_has_a_sampling_seed_of_its_own() -> None:
+    seeds = {
+        turn_seed({"seed": 1, "global_steps": step}, Episode(group=group, sample=sample), turn)
+        for step in (1, 2)
+        for group in (0, 1)
+        for sample in (0, 1)
+        for turn in (0, 1, 2)
+    }
+    assert len(seeds) == 2 * 2 * 2 * 3
+    turn = Turn(text="a", finish_reason="stop", tokens=1, anchor="")
+    played = Episode(group=0, sample=0, turns=[turn, turn])
+    info = {"seed": 1, "global_steps": 1}
+    assert turn_seed(info, played) == turn_seed(info, played, 2)
+    again = Episode(group=0, sample=0, attempt=1)
+    assert turn_seed(info, again) not in seeds
+    assert turn_seed(info | {"validate": True}, again) not in seeds
 
 
 def test_every_request_carries_a_seed_of_its_own(engine) -> None:

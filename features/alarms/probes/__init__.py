@@ -2,7 +2,8 @@
 
     losses.py        whether the losses see all tokens, and the first update starts where it should
     gradients.py     where the first gradient points, and whether gradients are all there
-    movement.py      which tensors an update leaves as they were
+    movement.py      which tensors an update leaves as they were, and how far layers move
+    optimizer_state.py   whether the optimiser's state is what its last step left
     reference.py     which tensors of the reference move
     canary.py        whether the engine has the policy's weights
 
@@ -12,9 +13,15 @@ With `alarms.mode=off` there are none. Invariant: what is measured is read, and 
 from typing import Any
 
 from features.alarms.probes.canary import open_canary
-from features.alarms.probes.gradients import GradientAlignment, KeptGradients, LostGradients
+from features.alarms.probes.gradients import (
+    GradientAlignment,
+    KeptGradients,
+    LostGradients,
+    RepeatedBackward,
+)
 from features.alarms.probes.losses import FirstUpdateDifference, LossCounts
 from features.alarms.probes.movement import StillTensors
+from features.alarms.probes.optimizer_state import OptimizerState
 from features.alarms.probes.reference import ReferenceMovement
 from features.alarms.settings import AlarmSettings
 from training.config import PPOConfig
@@ -33,7 +40,9 @@ def update_probes(config: PPOConfig, role: str) -> list[UpdateProbe]:
         GradientAlignment(),
         KeptGradients(),
         LostGradients(),
+        RepeatedBackward(),
         StillTensors(),
+        OptimizerState(),
     ]
 
 

@@ -110,6 +110,33 @@ def count_gradients(module: nn.Module) -> float:
     return float(sum(bool(gradient.any()) for gradient in gradients if gradient is not None))
 
 
+class RepeatedBackward(SummingProbe):
+    """Counts MODEL/repeated_backward: backward passes of a loss behind its first one.
+
+    Each adds the same gradient once more: a mean over ranks.
+    """
+
+    def before_backward(
+        self, micro: MicroBatch, fields: LossFields, outputs: Mapping[str, Tensor], loss: Tensor
+    ) -> None:
+        """Counts the backward passes through a micro-batch's loss."""
+        share = self.model.settings.sequence_ranks / world_size()
+        name = f"{self.model.name}/repeated_backward"
+        sums = self.sums
+        # The first pass makes up for it. What the hook holds has no graph.
+        sums.add({name: -1.0}, share)
+
+        def count(gradient: Tensor) -> None:
+            sums.add({name: 1.0}, share)
+
+        if loss.requires_grad:
+            loss.register_hook(self.guarded(count))
+
+    def metrics_of(self, totals: dict[str, float]) -> dict[str, float]:
+        """Leaves losses that had no pass at all to the other probes."""
+        return {name: max(round(count, 6), 0.0) for name, count in totals.items()}
+
+
 class LostGradients(SummingProbe):
     """Measures MODEL/missing_gradient: what a step's gradient lacks of its micro-batches'.
 

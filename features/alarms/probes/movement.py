@@ -1,9 +1,10 @@
-"""Which tensors of a model move: a few of their numbers before and after, compared exactly.
+"""Which tensors of a model move, and how far: a few of their numbers before and after an update.
 
 A tensor that an update leaves as it was, or that only its weight decay has touched, is not trained,
 whatever its gradient's norm says. Invariant: a model is read and never written.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ VISIBLE_STEPS = 16
 MAY_REST = ("expert", "visual", "vision")
 # Tensors that are named.
 MOST_NAMED = 3
+# The number of a layer in the name of a tensor, and what else a tensor may belong to.
+LAYER_NUMBER = re.compile(r"\.(\d+)\.")
+PARTS = {"embed": "embedding", "lm_head": "head", "wte": "embedding"}
 
 Numbers = dict[str, Tensor]
 # By tensor and name, 0-dim each: 1 where something holds, else 0.
@@ -31,7 +35,8 @@ class StillTensors(UpdateProbe):
     """Finds the tensors that an update leaves as they were, or only decays.
 
     MODEL/still_tensors is their number, and MODEL/still/NAME 1 for the first of them;
-    MODEL/optimizer_steps counts the optimiser's steps.
+    MODEL/optimizer_steps counts the optimiser's steps. MODEL/moved/LAYER is how far a layer has
+    moved, as a share of its size.
     """
 
     def __init__(self) -> None:
@@ -77,17 +82,20 @@ class StillTensors(UpdateProbe):
         if self._model is None or not self._names:
             return Measured()
         group = self._model.optimizer.param_groups[0]
+        tensors = self._watched(self._model.module)
+        now = sample_numbers({name: tensors[name] for name in self._before if name in tensors})
         flags = movement_flags(
-            self._watched(self._model.module),
+            now,
             self._before,
             rate=float(group["lr"]),
             decay=float(group.get("weight_decay", 0.0)),
             updates=self._steps,
         )
+        squares = squares_of_layers(now, self._before)
         steps = torch.tensor(float(self._steps))
         self._before = {}
         self._steps = 0
-        return Measured(maxima={"optimizer_steps": steps, **flags})
+        return Measured(sums=squares, maxima={"optimizer_steps": steps, **flags})
 
     def _let_go(self) -> None:
         """Counts no steps any more."""
@@ -109,6 +117,11 @@ class StillTensors(UpdateProbe):
             f"{model}/optimizer_steps": totals["optimizer_steps"],
         }
         metrics.update({f"{model}/still/{name}": 1.0 for name in still[:MOST_NAMED]})
+        for name, square in totals.items():
+            kind, _, layer = name.partition(" ")
+            size = totals.get(f"size {layer}", 0.0)
+            if kind == "distance" and size > 0:
+                metrics[f"{model}/moved/{layer}"] = (square / size) ** 0.5
         return metrics
 
 
@@ -141,19 +154,50 @@ def trained_tensors(module: nn.Module) -> list[str]:
     return names
 
 
+def layers_of(names: Sequence[str]) -> dict[str, str]:
+    """Names the layer of each tensor: layer_NN in the order of their numbers, or another part."""
+    found = {name: LAYER_NUMBER.search(name) for name in names}
+    numbers = [int(match.group(1)) for match in found.values() if match]
+    width = len(str(max(numbers, default=0)))
+    layers = {}
+    for name, match in found.items():
+        others = [part for key, part in PARTS.items() if key in name]
+        layers[name] = others[0] if others else "rest"
+        if match:
+            layers[name] = f"layer_{int(match.group(1)):0{width}}"
+    return layers
+
+
+def squares_of_layers(now: Numbers, before: Numbers) -> dict[str, Tensor]:
+    """Sums squares of this rank's sampled numbers by layer, 0-dim float32 on the CPU each.
+
+    Returns: "distance LAYER", of their differences; and "size LAYER", of what they were before.
+    """
+    names: list[str] = []
+    squares = []
+    for name, layer in layers_of(list(now)).items():
+        names += [f"distance {layer}", f"size {layer}"]
+        first = before[name].float()
+        squares += [(now[name].float() - first).square().sum(), first.square().sum()]
+    sums: dict[str, Tensor] = {}
+    for name, square in read_scalars(names, squares):
+        sums[name] = sums.get(name, torch.zeros(())) + square
+    return sums
+
+
 def movement_flags(
-    tensors: Mapping[str, Tensor], before: Numbers, *, rate: float, decay: float, updates: int
+    now: Numbers, before: Numbers, *, rate: float, decay: float, updates: int
 ) -> Flags:
     """Compares this rank's part of tensors with what it was before an update.
 
     Args:
+        now, before: what `sample_numbers` gave of them.
         rate: the learning rate; decay: of weights, in one update rate x decay.
         updates: optimiser steps that were made.
 
     Returns: "moved NAME", other than by decay; and "movable NAME", which is 0 for a tensor whose
         numbers the rate could not move, as their type rounds it away.
     """
-    now = sample_numbers({name: tensors[name] for name in before if name in tensors})
     kept = (1 - rate * decay) ** updates
     names = []
     flags = []
@@ -169,6 +213,13 @@ def movement_flags(
 
 def read_flags(names: Sequence[str], flags: Sequence[Tensor]) -> Flags:
     """Brings flags, 0-dim bool each, to the CPU at once."""
-    if not flags:
-        return {}
-    return dict(zip(names, torch.stack(list(flags)).float().cpu().unbind(), strict=True))
+    return dict(read_scalars(names, flags))
+
+
+def read_scalars(names: Sequence[str], values: Sequence[Tensor]) -> Sequence[tuple[str, Tensor]]:
+    """Brings 0-dim values to the CPU at once, as float32 with their names, of which some may be
+    equal.
+    """
+    if not values:
+        return []
+    return list(zip(names, torch.stack(list(values)).float().cpu().unbind(), strict=True))

@@ -11,9 +11,17 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
-from features.alarms.finding import Finding, first_place, first_token_name, place_of
+from custom.reward_managers.unscored import UNSCORED
+from features.alarms.finding import (
+    Finding,
+    first_place,
+    first_token_name,
+    owner_name,
+    place_of,
+)
 from features.alarms.rule import rule
 from features.alarms.seen_step import SeenStep
+from training.batch.episode_rows import REWARD_INFO
 
 
 @rule(
@@ -145,6 +153,49 @@ def tokens_left_out(seen: SeenStep) -> Iterator[Finding]:
                 place_of(batch, rows[0]),
             )
             return
+
+
+@rule(
+    "episodes_masked",
+    advice=(
+        "what sets response_mask to 0; the trainer leaves out failed episodes, what a correction "
+        "rejects, groups that are too old and episodes that a judge did not score"
+    ),
+    view="empty=1&sort=-reward",
+    color="fate",
+    order=155,
+)
+def masked_episodes(seen: SeenStep) -> Iterator[Finding]:
+    """Finds episodes that the policy played and that nothing is trained on, for no known reason.
+
+    A correction of the rollout leaves rows out on purpose, as do groups that are too old, and
+    greedy answers (`reward_baselines`) that a judge did not score.
+    """
+    fields = seen.batch.batch
+    corrects = seen.config.algorithm.rollout_correction.corrects
+    is_stale = seen.metrics.get("async/dropped_groups", 0.0) > 0
+    if corrects or is_stale or "reward_baselines" in fields or "turn_ids" not in fields:
+        return
+    was_sampled = (fields["turn_ids"] >= 0).any(1).tolist()
+    is_trained_on = fields["response_mask"].any(1).tolist()
+    unscored = seen.batch.non_tensor_batch.get(REWARD_INFO + UNSCORED, [None] * len(was_sampled))
+    is_real = seen.episodes.real.tolist()
+    played = 0
+    masked = []
+    for rows in seen.episodes.rows:
+        if not is_real[rows[0]] or not any(was_sampled[row] for row in rows):
+            continue
+        played += 1
+        has_reason = any(unscored[row] for row in rows)
+        if not has_reason and not any(is_trained_on[row] for row in rows):
+            masked.append(rows[0])
+    if masked:
+        yield Finding(
+            "episodes_masked",
+            f"nothing of {len(masked)} of {played} episodes is trained on, and nothing asked for "
+            f"it; first {owner_name(seen.batch, masked[0])}",
+            place_of(seen.batch, masked[0]),
+        )
 
 
 @rule(

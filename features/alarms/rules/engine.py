@@ -2,8 +2,10 @@
 
 A sampled token's -log p has the policy's entropy for its mean, so that the sum of their differences
 wanders around 0. An engine that samples a sharper distribution than that of the log-probs that it
-reports makes it fall. How far chance would let it Bernstein's bound says, with the variance that
--log p was measured to have.
+reports makes it fall, and a flatter one makes it rise. How far chance would let it fall Bernstein's
+bound says, with the variance that -log p was measured to have. How far it may rise is not bounded
+by the largest difference, as a token may be as rare as it likes: there the bound is that of sums
+divided by their own squares (Delyon, EJP 14, 2009), which is wider.
 """
 
 from __future__ import annotations
@@ -333,28 +335,31 @@ class SamplingRules(RulesWithMemory):
             num_tokens += count
             sum_of_differences += of_differences
             sum_of_squares += of_squares
-            nats = nats_of_chance(-sum_of_differences, sum_of_squares, self.vocabulary)
+            nats = nats_of_chance(sum_of_differences, sum_of_squares, self.vocabulary)
             if nats > UNLIKELY:
-                below = -sum_of_differences / num_tokens
+                apart = abs(sum_of_differences) / num_tokens
+                how = "less" if sum_of_differences > 0 else "more"
                 yield Finding(
                     "samples_biased",
-                    f"{num_tokens:.0f} sampled tokens are more probable than the policy's entropy "
-                    f"lets them be, by {below:.2g} nats a token",
+                    f"{num_tokens:.0f} sampled tokens are {how} probable than the policy's entropy "
+                    f"lets them be, by {apart:.2g} nats a token",
                 )
                 return
 
 
-def nats_of_chance(shortfall: float, squares: float, vocabulary: int) -> float:
-    """Returns the nats by which chance alone hardly makes -log p fall so far short of the entropy.
+def nats_of_chance(difference: float, squares: float, vocabulary: int) -> float:
+    """Returns the nats by which chance alone hardly brings -log p so far from the entropy.
 
     Args:
-        shortfall: the sum over the tokens, nats.
-        squares: the sum of the squares of -log p less the entropy, which estimates the variance of
-            the sum; where the entropy is a mean over tokens, from above.
+        difference: the sum over the tokens of -log p less the entropy, nats.
+        squares: the sum of its squares, which estimates the variance of the sum; where the entropy
+            is a mean over tokens, from above.
     """
-    if shortfall <= 0 or vocabulary < 2:
+    if vocabulary < 2:
         return 0.0
     longest = math.log(vocabulary)
     # Rare tokens, which add most to the variance, may be among those that were not drawn yet.
     variance = squares + longest**2
-    return shortfall**2 / 2 / (variance + shortfall * longest / 3)
+    if difference > 0:
+        return difference**2 / 2 / (2 * variance)
+    return difference**2 / 2 / (variance - difference * longest / 3)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -27,6 +27,10 @@ from training.observers import ObservedRun
 UNLIKELY = 23.0
 # One of so many tasks may come twice by chance: seeds have 31 bits.
 TASKS_A_REPEAT = 256
+# Steps whose seeds are remembered, and the share of a step's that may be those of one of them.
+REMEMBERED_STEPS = 20
+MOST_OF_A_STEP = 0.5
+FEWEST_GROUPS = 4
 
 
 @rule(
@@ -208,7 +212,7 @@ class RepeatRules(RulesWithMemory):
 
     def __init__(self, run: ObservedRun) -> None:
         super().__init__(run)
-        self.last_seeds: set[int] = set()
+        self.past_seeds: deque[set[int]] = deque(maxlen=REMEMBERED_STEPS)
         self.last_prompts = b""
         # The prompt and the first answer of each sample, by its group's number and its own.
         self.last_answers: dict[tuple[int, int], tuple[bytes, bytes]] = {}
@@ -228,8 +232,10 @@ class RepeatRules(RulesWithMemory):
         of_groups = [int(seeds[rows[0]]) for rows in groups.values()]
         allowed = len(groups) / TASKS_A_REPEAT
         doubled = len(of_groups) - len(set(of_groups))
-        again = len(self.last_seeds.intersection(of_groups))
-        self.last_seeds = set(of_groups)
+        again_of_steps = [len(seeds.intersection(of_groups)) for seeds in self.past_seeds]
+        again = again_of_steps[-1] if again_of_steps else 0
+        earlier = max(again_of_steps, default=0)
+        self.past_seeds.append(set(of_groups))
         if doubled > allowed:
             yield Finding(
                 "tasks_repeat", f"{doubled} of {len(groups)} groups have another group's env_seed"
@@ -237,6 +243,12 @@ class RepeatRules(RulesWithMemory):
         if again > allowed:
             yield Finding(
                 "tasks_repeat", f"{again} of {len(groups)} env_seeds are those of the step before"
+            )
+        elif earlier > MOST_OF_A_STEP * len(groups) and len(groups) >= FEWEST_GROUPS:
+            steps_ago = len(again_of_steps) - again_of_steps.index(earlier)
+            yield Finding(
+                "tasks_repeat",
+                f"{earlier} of {len(groups)} env_seeds are those of {steps_ago} steps before",
             )
 
     @rule("tasks_repeat", order=100)

@@ -213,6 +213,44 @@ def kept_gradients(seen: SeenStep) -> Iterator[Finding]:
 
 
 @rule(
+    "gradients_doubled",
+    advice="what calls backward: each loss has one pass, and a second adds its gradient once more",
+    view="sort=-gradient",
+    order=242,
+)
+def doubled_gradients(seen: SeenStep) -> Iterator[Finding]:
+    """Finds losses whose gradient was taken more than once."""
+    for model in ("actor", "critic"):
+        passes = seen.metrics.get(f"{model}/repeated_backward", 0.0)
+        if passes:
+            yield Finding(
+                "gradients_doubled",
+                f"losses of the {model} had {passes:g} backward passes behind their first one",
+            )
+
+
+@rule(
+    "optimizer_changed",
+    advice=(
+        "what resets, loads or replaces the optimiser or its state between two updates; a "
+        "parameter that is replaced has none"
+    ),
+    view="sort=-gradient",
+    order=244,
+)
+def changed_optimizer(seen: SeenStep) -> Iterator[Finding]:
+    """Finds optimisers whose state is not what their last update left."""
+    for model in ("actor", "critic"):
+        count = seen.metrics.get(f"{model}/optimizer_state_changed", 0.0)
+        if count:
+            yield Finding(
+                "optimizer_changed",
+                f"the optimiser's state of {count:g} tensors of the {model} is not what the update "
+                "before left",
+            )
+
+
+@rule(
     "tokens_missing",
     advice="how a batch is cut into mini-batches and micro-batches",
     view="sort=-advantage",

@@ -6,6 +6,7 @@ import copy
 import gc
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,9 +14,15 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from data.protocol import DataProto
-from features.alarms.probes.gradients import GradientAlignment, KeptGradients, LostGradients
+from features.alarms.probes.gradients import (
+    GradientAlignment,
+    KeptGradients,
+    LostGradients,
+    RepeatedBackward,
+)
 from features.alarms.probes.losses import FirstUpdateDifference, LossCounts
-from features.alarms.probes.movement import StillTensors
+from features.alarms.probes.movement import StillTensors, layers_of
+from features.alarms.probes.optimizer_state import OptimizerState
 from features.alarms.probes.reference import ReferenceMovement
 from features.records.token_record import TokenRecorder
 from tests.unit.test_actor_critic import SPLITS, make_update, small_device
@@ -34,7 +41,9 @@ KINDS = (
     GradientAlignment,
     KeptGradients,
     LostGradients,
+    RepeatedBackward,
     StillTensors,
+    OptimizerState,
     SamplingMismatch,
 )
 
@@ -148,6 +157,77 @@ def test_a_tensor_that_an_update_leaves_as_it_was_is_named(lm: nn.Module) -> Non
     actor.actor_module.lm.get_parameter(name).requires_grad_(False)
     metrics = actor.update_policy(make_update())
     assert metrics["actor/still_tensors"] == 1 == metrics[f"actor/still/{name}"]
+
+
+def test_a_gradient_that_is_taken_twice_is_counted(lm: nn.Module) -> None:
+    actor = build(lm, ppo_micro_batch_size_per_gpu=3)
+    assert actor.update_policy(make_update())["actor/repeated_backward"] == 0
+    own = torch.Tensor.backward
+
+    def twice(tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+        own(tensor, retain_graph=True)
+        own(tensor, *args, **kwargs)
+
+    with patch.object(torch.Tensor, "backward", twice):
+        assert actor.update_policy(make_update())["actor/repeated_backward"] == 3
+    assert actor.update_policy(make_update())["actor/repeated_backward"] == 0
+
+
+def swapped(optimizer: torch.optim.Optimizer) -> None:
+    """Two parameters of one shape have each other's state."""
+    by_shape: dict[torch.Size, Tensor] = {}
+    for parameter in optimizer.state:
+        other = by_shape.setdefault(parameter.shape, parameter)
+        if other is not parameter:
+            state = optimizer.state
+            state[parameter], state[other] = state[other], state[parameter]
+            return
+
+
+@pytest.mark.parametrize(
+    ("change", "tensors"),
+    [
+        (lambda optimizer: None, 0),
+        (swapped, 2),
+        (lambda optimizer: optimizer.state.clear(), 21),
+        (lambda optimizer: [s["exp_avg_sq"].zero_() for s in optimizer.state.values()], 21),
+    ],
+)
+def test_a_state_that_is_not_what_the_update_left_is_counted(
+    lm: nn.Module, change: Any, tensors: int
+) -> None:
+    module = copy.deepcopy(lm)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
+    probes = UpdateProbes([OptimizerState()])
+    actor = DataParallelPPOActor(ActorConfig(), module, optimizer, probes=probes)
+    assert len(list(module.parameters())) == 21
+    for _ in range(2):
+        metrics = actor.update_policy(make_update())
+        assert metrics["actor/optimizer_state_changed"] == 0
+    change(optimizer)
+    assert actor.update_policy(make_update())["actor/optimizer_state_changed"] == tensors
+    assert actor.update_policy(make_update())["actor/optimizer_state_changed"] == 0
+
+
+def test_how_far_each_layer_moved_is_a_share_of_its_size(lm: nn.Module) -> None:
+    actor = build(lm)
+    lm_of_actor = actor.actor_module.lm
+    before = {name: own.detach().clone() for name, own in lm_of_actor.named_parameters()}
+    metrics = actor.update_policy(make_update())
+    distance = 0.0
+    size = 0.0
+    for name, own in before.items():
+        if ".layers.1." in name:
+            now = lm_of_actor.get_parameter(name).detach()
+            distance += float((now - own).square().sum())
+            size += float(own.square().sum())
+    assert metrics["actor/moved/layer_1"] == pytest.approx((distance / size) ** 0.5, rel=0.05)
+    assert {"actor/moved/embedding", "actor/moved/head", "actor/moved/rest"} <= set(metrics)
+
+
+def test_layers_are_named_in_the_order_of_their_numbers() -> None:
+    names = ["model.embed_tokens.weight", "model.layers.2.mlp.weight", "model.layers.11.x.weight"]
+    assert list(layers_of(names).values()) == ["embedding", "layer_02", "layer_11"]
 
 
 def test_a_sign_that_is_wrong_turns_the_gradient_round(lm: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Samples that are more probable than chance lets them be: how far chance goes."""
+"""Samples that are more, or less, probable than chance lets them be: how far chance goes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nats_of(drawn_from: Tensor, log_probs: Tensor) -> float:
     entropies = -(log_probs.exp() * log_probs).sum(-1)
     differences = -log_probs.gather(1, drawn).squeeze(1) - entropies.mean()
     return nats_of_chance(
-        -differences.sum().item(), differences.square().sum().item(), log_probs.shape[1]
+        differences.sum().item(), differences.square().sum().item(), log_probs.shape[1]
     )
 
 
@@ -56,8 +56,9 @@ def test_rare_tokens_that_were_never_drawn_ring_nothing() -> None:
     assert max(nats_of(probs, probs.log()) for _ in range(200)) < UNLIKELY / 3
 
 
-def test_sharper_samples_are_beyond_it() -> None:
-    assert min(nats_at(0.6, sharpness=2.0)) > UNLIKELY
+@pytest.mark.parametrize("temperature", [0.6, 1.5])
+def test_sharper_and_flatter_samples_are_beyond_it(temperature: float) -> None:
+    assert min(nats_at(temperature, sharpness=2.0)) > UNLIKELY
 
 
 @pytest.mark.parametrize(("top_p", "steps"), [(0.8, 1), (0.95, 4)])
@@ -72,5 +73,6 @@ def test_a_nucleus_that_is_not_reported_is_beyond_it_in_few_steps(top_p: float, 
 def test_the_bound_is_bernsteins() -> None:
     variance = 200.0 + math.log(VOCABULARY) ** 2
     right = 50.0**2 / 2 / (variance + 50 * math.log(VOCABULARY) / 3)
-    assert nats_of_chance(50.0, 200.0, VOCABULARY) == pytest.approx(right)
-    assert nats_of_chance(-50.0, 200.0, VOCABULARY) == nats_of_chance(0.0, 0.0, 1) == 0
+    assert nats_of_chance(-50.0, 200.0, VOCABULARY) == pytest.approx(right)
+    assert nats_of_chance(50.0, 200.0, VOCABULARY) == pytest.approx(50.0**2 / 4 / variance)
+    assert nats_of_chance(0.0, 200.0, VOCABULARY) == nats_of_chance(9.0, 0.0, 1) == 0

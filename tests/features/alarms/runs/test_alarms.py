@@ -358,6 +358,7 @@ def test_every_alarm_has_its_fault() -> None:
     files = (
         "test_alarms.py",
         "silent_faults.py",
+        "forty_faults.py",
         "test_silent_faults.py",
         "../../../e2e/test_tools_training.py",
     )

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import PROJECT
 from tests.e2e.test_agents import game_config, playing
 from tests.e2e.test_training import tiny_config
 from tests.features.alarms.runs import silent_faults
+from tests.features.alarms.runs.forty_faults import FORTY
 from tests.features.alarms.runs.silent_faults import CASES, INVENTED, MORE, Case
 from tests.features.alarms.runs.test_alarms import BEGINS, watch
 from training.config import PPOConfig
@@ -26,7 +28,18 @@ KINDS = {
     "lora": (*GRPO, *playing("Steady"), "actor_rollout_ref.model.lora_rank=4"),
     "shared": (*GAE, *playing("Steady"), "critic.share_backbone=true"),
     "prompts": GRPO,
+    # The quickstart's own game.
+    "guess": GRPO,
 }
+# Of the forty those that an alarm names, and of these the ones that are tried every time.
+NAMED = [what for what, case in FORTY.items() if case.alarms]
+QUICK = (
+    "ground truths of the next row",
+    "every second row masked",
+    "optimiser states of others",
+    "gradient taken twice",
+    "reset with one seed",
+)
 
 
 def config_of(kind: str, game: Path, prompts: Path, run_dir: Path, *settings: str) -> PPOConfig:
@@ -54,6 +67,41 @@ def test_a_silent_fault_is_named_within_two_steps(
     alarms = run_case(case, tiny_game, tiny_task, tmp_path)
     assert not any(alarms[: BEGINS - 1]), "it rang before the fault"
     assert set(case.alarms) & (alarms[BEGINS - 1] | alarms[BEGINS]), f"rang: {alarms}"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [what if what in QUICK else pytest.param(what, marks=pytest.mark.slow) for what in NAMED],
+)
+def test_a_fault_of_the_forty_is_named(
+    tiny_game: Path, tiny_task: Path, tmp_path: Path, what: str
+) -> None:
+    case = FORTY[what]
+    settings = ("trainer.total_training_steps=4", *case.settings)
+    alarms = watch(config_of(case.kind, tiny_game, tiny_task, tmp_path, *settings), case.fault)
+    assert not any(alarms[: BEGINS - 1]), "it rang before the fault"
+    rang = set().union(*alarms[BEGINS - 1 :])
+    assert set(case.alarms) <= rang, f"rang: {alarms}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [what for what in FORTY if what not in NAMED])
+def test_what_the_page_says_nobody_names_rings_nothing(
+    tiny_game: Path, tiny_task: Path, tmp_path: Path, what: str
+) -> None:
+    if what == "replies of another episode":
+        pytest.skip("the run may end, as members of a group began differently")
+    case = FORTY[what]
+    settings = ("trainer.total_training_steps=3", *case.settings)
+    run = config_of(case.kind, tiny_game, tiny_task, tmp_path, *settings)
+    assert not any(watch(run, case.fault))
+
+
+def test_the_page_says_of_each_of_the_forty_who_finds_it() -> None:
+    page = (PROJECT / "features/alarms/faults.md").read_text()
+    for what, case in FORTY.items():
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {what} |")]
+        assert all(f"`{alarm}`" in line for alarm in case.alarms), line
 
 
 def test_a_reference_that_is_another_model_is_named_at_once(
