@@ -6,6 +6,7 @@ training, such as `--plan` and `--eval MODEL` (training/modes.py). What is wrong
 step ends the run with one line, as lack of memory does; `--debug` shows the traceback.
 """
 
+import atexit
 import logging
 import os
 import sys
@@ -25,7 +26,12 @@ try:
     from training.modes import chosen_mode, describe_missing_mode, run_mode, starters
     from training.run.exit_codes import MEND, OUT_OF_MEMORY
     from training.run.out_of_memory import MemoryKills, ran_out_of_memory
-    from training.run.signals import EndingSignals, ended_by_a_closed_pipe, give_signals_back
+    from training.run.signals import (
+        EndingSignals,
+        end_at_signals,
+        ended_by_a_closed_pipe,
+        ignore_late_signals,
+    )
 except ModuleNotFoundError as missing:
     sys.exit(
         f"{missing} in {sys.executable}: `make setup` makes .venv, with which "
@@ -260,6 +266,14 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    give_signals_back()
+    # What is registered first runs last.
+    atexit.register(ignore_late_signals)
+    code = 1
+    try:
+        code = main(sys.argv[1:])
+    except SystemExit as end:
+        # Of `--help`.
+        code = end.code if isinstance(end.code, int) else 1
+    finally:
+        end_at_signals(code)
     sys.exit(code)

@@ -8,8 +8,11 @@ import contextlib
 import ctypes
 import os
 import resource
+import shutil
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,3 +91,50 @@ def kill_tree(pid: int) -> None:
     # macOS raises PermissionError for a group of zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Makes an empty folder for a process whose code nobody has read, and removes it afterwards.
+
+    It goes whatever was made in it: folders in folders without end, and those that nobody may read.
+    Every process that writes there must have ended. What cannot be removed stays.
+    """
+    outer = Path(tempfile.mkdtemp(prefix=prefix))
+    folder = outer / "folder"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            _empty(outer, folder)
+        shutil.rmtree(outer, ignore_errors=True)
+
+
+def _empty(outer: Path, folder: Path) -> None:
+    """Removes a folder in `outer`, level by level: those in it become its neighbours first.
+
+    So no path gets long, and nothing is called within itself.
+    """
+    waiting = [folder]
+    num_moved = 0
+    while waiting:
+        current = waiting.pop()
+        for path in map(Path, _entries(current)):
+            if path.is_symlink() or not path.is_dir():
+                path.unlink()
+                continue
+            # What may not be written cannot be moved either.
+            path.chmod(0o700)
+            num_moved += 1
+            moved = outer / str(num_moved)
+            path.rename(moved)
+            waiting.append(moved)
+        current.rmdir()
+
+
+def _entries(folder: Path) -> list[str]:
+    """Lists the paths of what is in a folder, which its owner may have closed to itself."""
+    folder.chmod(0o700)
+    with os.scandir(folder) as entries:
+        return [entry.path for entry in entries]

@@ -23,6 +23,7 @@ from custom.env_calls import (
     raised,
     step_environment,
 )
+from custom.process_globals import mend_process_globals
 from custom.tools.calls import UNKNOWN, CallRecord, Outcome, ToolCall
 from custom.tools.definition import Tool, ToolDefinition
 from custom.tools.environment_step import EnvironmentStepTool
@@ -181,7 +182,9 @@ class ToolRegistry:
         outcomes: list[Outcome] = []
 
         def run_guarded() -> None:
-            outcomes.append(guarded(run, in_thread=True))
+            outcome = guarded(run, in_thread=True)
+            mend_process_globals()
+            outcomes.append(outcome)
 
         thread = Thread(target=run_guarded, name=f"tool-{name}", daemon=True)
         thread.start()

@@ -9,12 +9,14 @@ outside in:
                                                  (Linux 5.12 and newer with user namespaces)
     Landlock     only the interpreter's files are read, only the working folder is written
                                                  (Linux 5.13 and newer)
-    seccomp      no sockets, no new processes, no signals, no modes of files
+    seccomp      no calls but those that a snippet needs: no sockets, no new processes, no signals
+                 and nothing else about other processes, no queues, no modes and attributes of files
                                                  (Linux on x86-64 and ARM, 64 bit)
 
 Elsewhere only time, memory and output are limited. Where namespaces are forbidden (Docker's
-default), the total size of the folder is not limited, names, sizes and times of files are seen, and
-times and groups can be changed. `features/sandbox/walls.py` finds out which walls stand. A hole in
+default), the total size of the folder is not limited, and names, sizes and times of files are seen.
+A snippet cannot take back that it dies with its caller: that call is refused, too.
+`features/sandbox/walls.py` finds out which walls stand. A hole in
 the kernel is a hole in all of them: for code of people who attack use a virtual machine.
 """
 
@@ -37,6 +39,8 @@ NAMESPACES = 0x10000000 | 0x20000 | 0x4000000 | 0x8000000 | 0x20000000 | 0x40000
 
 # linux/prctl.h and linux/seccomp.h.
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_GET_NAME = 16
 PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
@@ -76,13 +80,25 @@ NUMBER_OFFSET = 0
 ARCHITECTURE_OFFSET = 4
 FIRST_ARGUMENT = 16
 SECOND_ARGUMENT = 24
+# linux/sched.h: a new thread of this process.
+CLONE_THREAD = 0x10000
+# linux/fcntl.h: copies of descriptors, their flags, and locks. The others have other processes
+# signalled, or hold up those that open a file.
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030)
+# asm-generic/ioctls.h: whether this is a terminal and how large, bytes to read, and whether a
+# descriptor waits and is closed. The others change the flags of files, or signal other processes.
+IOCTL_REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# linux/socket.h and linux/net.h: a stream, with or without its two flags. One of datagrams could
+# send to other sockets.
+AF_UNIX = 1
+STREAM_TYPES = (1, 0x801, 0x80001, 0x80801)
 # Calls of x86-64's 32-bit interface have this bit set in their number.
 X32_BIT = 1 << 30
 
 # By machine and bytes of a pointer: the column of CALLS, and AUDIT_ARCH of linux/audit.h.
 MACHINES = {("x86_64", 8): (0, 0xC000003E), ("aarch64", 8): (1, 0xC00000B7)}
 
-# The files of the interpreter and the calls that seccomp refuses; read before any wall stands.
+# The files of the interpreter and the calls that seccomp allows; read before any wall stands.
 with open(__file__.removesuffix(".py") + ".toml", "rb") as table_file:
     _TABLE = tomllib.load(table_file)
 SHOWN = _TABLE["shown"]
@@ -222,13 +238,22 @@ def make_read_only(root: str) -> None:
 
 
 def restrict_files() -> None:
-    """Denies by Landlock every file but the interpreter's, to be read, and the working folder's."""
+    """Denies by Landlock every file but the interpreter's, to be read, and the working folder's.
+
+    Where it knows of them, it denies ports and signals to other processes, too.
+    """
     readable = interpreter_paths()
     writable = [os.getcwd(), "/dev/null"]
     version = call("syscall", SYS_LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_CREATE_RULESET_VERSION)
     # All rights that this version knows, of those that are about files.
     rights = (1 << min(12 + version, 15)) - 1
-    ruleset = call("syscall", SYS_LANDLOCK_CREATE_RULESET, struct.pack("Q", rights), 8, 0)
+    # Version 4 knows ports of TCP, and 6 signals to others and their sockets without a file.
+    attributes = struct.pack("Q", rights)
+    if version >= 6:
+        attributes = struct.pack("QQQ", rights, 0b11, 0b11)
+    elif version >= 4:
+        attributes = struct.pack("QQ", rights, 0b11)
+    ruleset = call("syscall", SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
     for path in (*readable, *writable):
         allowed = rights
         if path not in writable:
@@ -258,28 +283,43 @@ ALLOW = Instruction(BPF_RETURN, 0, 0, 0x7FFF0000)
 REFUSE = Instruction(BPF_RETURN, 0, 0, 0x50026)
 
 
-class ArgumentRule(NamedTuple):
-    """Holds how a call is answered by one of its arguments."""
+class ArgumentCheck(NamedTuple):
+    """Holds what an argument of a call must be: one of these values, or what the test says."""
 
     argument: int
-    test: int
-    value: int
-    if_so: Instruction
-    else_: Instruction
+    values: tuple[int, ...]
+    test: int = BPF_IF_EQUAL
 
 
-ARGUMENT_RULES = {
-    # Its flags: threads are allowed (CLONE_THREAD).
-    "clone": ArgumentRule(FIRST_ARGUMENT, BPF_IF_ANY_BIT, 0x10000, if_so=ALLOW, else_=REFUSE),
+# A call that is allowed is allowed with these arguments only.
+ARGUMENT_CHECKS = {
+    # Its flags.
+    "clone": [ArgumentCheck(FIRST_ARGUMENT, (CLONE_THREAD,), test=BPF_IF_ANY_BIT)],
     # The process: 0 is this one.
-    "prlimit64": ArgumentRule(FIRST_ARGUMENT, BPF_IF_EQUAL, 0, if_so=ALLOW, else_=REFUSE),
-    # The command: those with bit 8 have other processes signalled.
-    "fcntl": ArgumentRule(SECOND_ARGUMENT, BPF_IF_ANY_BIT, 8, if_so=REFUSE, else_=ALLOW),
+    "prlimit64": [ArgumentCheck(FIRST_ARGUMENT, (0,))],
+    # Not that its caller's end is no longer its own.
+    "prctl": [ArgumentCheck(FIRST_ARGUMENT, (PR_SET_NAME, PR_GET_NAME))],
+    "fcntl": [ArgumentCheck(SECOND_ARGUMENT, FCNTL_COMMANDS)],
+    "ioctl": [ArgumentCheck(SECOND_ARGUMENT, IOCTL_REQUESTS)],
+    "socketpair": [
+        ArgumentCheck(FIRST_ARGUMENT, (AF_UNIX,)),
+        ArgumentCheck(SECOND_ARGUMENT, STREAM_TYPES),
+    ],
 }
 
 
+def check_argument(check: ArgumentCheck) -> list[Instruction]:
+    """Returns the part of the filter that goes on where the argument passes, and refuses."""
+    part = [Instruction(BPF_LOAD, 0, 0, check.argument)]
+    for index, value in enumerate(check.values):
+        # Past the other values and the refusal.
+        part.append(Instruction(check.test, len(check.values) - index, 0, value))
+    part.append(REFUSE)
+    return part
+
+
 def filter_program(numbers: dict[str, int], architecture: int) -> list[Instruction]:
-    """Returns the filter that refuses these calls, by name, and calls of other architectures."""
+    """Returns the filter that refuses all but these calls, by name, of this architecture."""
     program = [
         Instruction(BPF_LOAD, 0, 0, ARCHITECTURE_OFFSET),
         Instruction(BPF_IF_EQUAL, 1, 0, architecture),
@@ -288,26 +328,20 @@ def filter_program(numbers: dict[str, int], architecture: int) -> list[Instructi
         Instruction(BPF_IF_AT_LEAST, 0, 1, X32_BIT),
         REFUSE,
     ]
-    for name, rule in ARGUMENT_RULES.items():
-        program += [
-            Instruction(BPF_IF_EQUAL, 0, 4, numbers[name]),
-            Instruction(BPF_LOAD, 0, 0, rule.argument),
-            Instruction(rule.test, 0, 1, rule.value),
-            rule.if_so,
-            rule.else_,
-        ]
     for name, number in numbers.items():
-        if name not in ARGUMENT_RULES:
-            program += [Instruction(BPF_IF_EQUAL, 0, 1, number), REFUSE]
-    program.append(ALLOW)
+        answer = []
+        for check in ARGUMENT_CHECKS.get(name, []):
+            answer += check_argument(check)
+        answer.append(ALLOW)
+        program += [Instruction(BPF_IF_EQUAL, 0, len(answer), number), *answer]
+    program.append(REFUSE)
     return program
 
 
 def refuse_calls() -> None:
-    """Makes seccomp answer CALLS as if there were none.
+    """Makes seccomp answer every call but CALLS as if it did not exist.
 
-    Threads, and what a process does to itself, are allowed. KeyError on a machine whose numbers are
-    unknown.
+    KeyError on a machine whose numbers are unknown.
     """
     column, architecture = MACHINES[os.uname().machine, struct.calcsize("P")]
     numbers = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from typing import IO
 
-from custom.confine import kill_tree
+from custom.confine import kill_tree, temporary_folder
 from custom.tools.definition import Tool, ToolDefinition, ToolError
 
 # The child's side; found by its path, since it runs without this project's packages.
@@ -72,10 +72,10 @@ class PythonTool(Tool):
         """
         # A file: a pipe would have to be read while the snippet runs.
         with (
-            tempfile.TemporaryDirectory(prefix="snippet-", ignore_cleanup_errors=True) as workdir,
+            temporary_folder("snippet-") as workdir,
             tempfile.TemporaryFile() as output,
         ):
-            Path(workdir, "snippet.py").write_bytes(code.encode("utf-8", "replace"))
+            (workdir / "snippet.py").write_bytes(code.encode("utf-8", "replace"))
             with self._start(workdir, output) as process:
                 try:
                     overran = self._overruns(process.pid)
@@ -86,7 +86,7 @@ class PythonTool(Tool):
             text = output.read().decode("utf-8", "replace")
             return self._result(text, overran, process.returncode)
 
-    def _start(self, workdir: str, output: IO[bytes]) -> Popen[bytes]:
+    def _start(self, workdir: Path, output: IO[bytes]) -> Popen[bytes]:
         """Starts the child; its arguments are those of `python_snippet.main`."""
         caller = os.getpid()
         cpu_s = max(math.ceil(self.timeout_s), 1)
@@ -97,7 +97,7 @@ class PythonTool(Tool):
         return Popen(
             [sys.executable, *INTERPRETER_FLAGS, str(PROGRAM), *map(str, arguments)],
             cwd=os.path.realpath(workdir),
-            env={"HOME": workdir, "LANG": "C.UTF-8"},
+            env={"HOME": str(workdir), "LANG": "C.UTF-8"},
             stdin=DEVNULL,
             stdout=output,
             stderr=STDOUT,

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -19,19 +20,29 @@ MISSING = {
     "files_read_only": "a snippet can change your files",
     "files_private": "a snippet can read your files",
     "network_absent": "a snippet can reach the network",
-    "processes_contained": "a snippet can start processes that outlive it, or end others",
+    "processes_contained": (
+        "a snippet can start what outlives it, end other processes, or change their priority"
+    ),
 }
 
-# Runs in the tool's child, behind the names FILE, ADDRESS and PID: a private file, a socket that
-# listens and a process outside of the walls.
+# Runs in the tool's child, behind the names FILE, ADDRESS, PATH, PID, NICE and CPUS: a private
+# file, a socket that listens, one that has a file, and a process outside of the walls, with its
+# priority and its CPUs, which stay what they are.
 PROBE = """
-import fcntl, json, os, resource, socket
+import ctypes, errno, fcntl, json, os, resource, signal, socket
+
+library = ctypes.CDLL(None, use_errno=True)
+
+def ask(name, *arguments):
+    if getattr(library, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
 
 def fails(action, *arguments):
     try:
         action(*arguments)
-    except OSError:
-        return True
+    except OSError as error:
+        # A file system without attributes is no wall.
+        return error.errno != errno.ENOTSUP
     return False
 
 def write(path):
@@ -39,6 +50,18 @@ def write(path):
 
 def send():
     socket.socket(type=socket.SOCK_DGRAM).sendto(b"out", ADDRESS)
+
+def send_from_pair():
+    socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b"out", PATH)
+
+def make_queue():
+    name = b"/walls%d" % os.getpid()
+    ask("mq_open", name, os.O_CREAT | os.O_RDWR, 0o600, None)
+    ask("mq_unlink", name)
+
+def outlive_caller():
+    # PR_SET_PDEATHSIG: the signal that it gets then, as it was.
+    ask("prctl", 1, signal.SIGKILL, 0, 0, 0)
 
 def fork():
     if os.fork() == 0:
@@ -49,20 +72,31 @@ changes = [
     (write, FILE + ".new"),
     (os.truncate, FILE, 0),
     (os.chmod, FILE, 0),
+    (os.utime, FILE),
+    (os.chown, FILE, -1, os.getgid()),
     (os.remove, FILE),
 ]
-signals = [
+others = [
     (os.kill, PID, 0),
-    (resource.prlimit, PID, resource.RLIMIT_AS),
     (fcntl.fcntl, 1, fcntl.F_SETOWN, PID),
+    (os.setpriority, os.PRIO_PROCESS, PID, NICE),
 ]
+left = [(fork,)]
+# macOS has none of these.
+if hasattr(os, "setxattr"):
+    changes.append((os.setxattr, FILE, "user.walls", b"x"))
+    others += [
+        (resource.prlimit, PID, resource.RLIMIT_AS),
+        (os.sched_setaffinity, PID, CPUS),
+    ]
+    left += [(make_queue,), (outlive_caller,)]
 limits = [*resource.getrlimit(resource.RLIMIT_AS), *resource.getrlimit(resource.RLIMIT_CPU)]
 print(json.dumps({
     "files_private": fails(open, FILE),
     "files_read_only": all([fails(*change) for change in changes]),
     "disk_limited": not fails(write, "0") and any([fails(write, str(i)) for i in range(1, 4)]),
-    "network_absent": fails(send),
-    "processes_contained": all([fails(*signal) for signal in signals]) and fails(fork),
+    "network_absent": all([fails(send), fails(send_from_pair)]),
+    "processes_contained": all([fails(*action) for action in others + left]),
     "resources_limited": -1 not in limits,
 }))
 """
@@ -77,8 +111,8 @@ def standing_walls() -> dict[str, bool]:
         files_private: it reads no file but the interpreter's.
         disk_limited: it fills its folder to the limit, and no further.
         network_absent: it reaches nothing, this machine neither.
-        processes_contained: it starts no process, which could outlive it, and signals none of
-            others.
+        processes_contained: it starts no process and no queue, which could outlive it, and neither
+            signals other processes nor changes how they are scheduled.
         resources_limited: its memory and CPU time are limited.
     Raises:
         ToolError: the child cannot be started.
@@ -86,13 +120,29 @@ def standing_walls() -> dict[str, bool]:
     with (
         tempfile.TemporaryDirectory(prefix="walls-") as folder,
         socket.socket(type=socket.SOCK_DGRAM) as receiver,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as local,
     ):
         file = Path(folder, "private")
         file.touch()
         receiver.bind(("127.0.0.1", 0))
-        address = receiver.getsockname()
-        names = f"FILE, ADDRESS, PID = {str(file)!r}, {address!r}, {os.getpid()}"
-        return json.loads(PythonTool(timeout_s=60, disk_mb=1).execute(names + PROBE))
+        local.bind(f"{folder}/socket")
+        names = {
+            "FILE": str(file),
+            "ADDRESS": receiver.getsockname(),
+            "PATH": local.getsockname(),
+            "PID": os.getpid(),
+            "NICE": os.getpriority(os.PRIO_PROCESS, 0),
+            "CPUS": _cpus(),
+        }
+        lines = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+        return json.loads(PythonTool(timeout_s=60, disk_mb=1).execute(lines + PROBE))
+
+
+def _cpus() -> set[int]:
+    """Returns the CPUs that this process may use; none are known on macOS."""
+    if sys.platform == "linux":
+        return os.sched_getaffinity(0)
+    return set()
 
 
 def missing_walls() -> list[str]:

@@ -6,6 +6,7 @@ They stop, say why, and leave what they should.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from training.config.reference import to_yaml
 from training.run.abort_policy import EnvironmentsFail
 from training.run.checkpoint_contents import load_driver_state
 from training.run.exit_codes import MEND
+from training.run.signals import ENDING_SIGNALS, set_handlers
 
 STEPS = "trainer.total_training_steps=25"
 
@@ -29,7 +31,7 @@ def run(config_file: Path) -> int:
     try:
         return main.main([str(config_file)])
     finally:
-        main.give_signals_back()
+        set_handlers(dict.fromkeys(ENDING_SIGNALS, signal.SIG_DFL))
 
 
 def write(config: object, folder: Path) -> Path:

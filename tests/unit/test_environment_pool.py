@@ -363,12 +363,25 @@ def test_the_pool_survives_the_death_of_the_process_that_forks_its_workers() -> 
     with pool_of("process") as pool:
         start(pool, "a")
         worker = psutil.Process(int(words(ask(pool, "a", "who"))[0]))
-        worker.parent().kill()  # type: ignore[union-attr]
+        # Behind its keeper.
+        worker.parents()[1].kill()
         wait_until(lambda: not alive(worker))
         reply = ask(pool, "a", "say x")
         assert reply.failure == "env_crash"
         start(pool, "a")
         assert words(ask(pool, "a", "say back")) == ["back"]
+
+
+def test_an_environment_that_kills_its_parent_ends_no_other_episode() -> None:
+    with pool_of("process") as pool:
+        for key in ("a", "b"):
+            start(pool, key)
+        worker = psutil.Process(int(words(ask(pool, "a", "who"))[0]))
+        worker.parent().kill()  # type: ignore[union-attr]
+        wait_until(lambda: not alive(worker))
+        reply = ask(pool, "a", "say x")
+        assert reply.failure == "env_crash" and "SIGKILL" in reply.error
+        assert words(ask(pool, "b", "say on")) == ["on"]
 
 
 @WORKERS
@@ -569,8 +582,9 @@ def test_nothing_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
     try:
         assert trainer.stdout is not None
         workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
-        family = {*workers, workers[0].parent()}
-        assert len(family) == 4 and all(alive(member) for member in family)
+        keepers = [worker.parents()[0] for worker in workers]
+        family = {*workers, *keepers, workers[0].parents()[1]}
+        assert len(family) == 7 and all(alive(member) for member in family)
     finally:
         trainer.kill()
         trainer.communicate()

@@ -328,3 +328,49 @@ def test_an_interrupt_that_no_signal_made_is_a_failure_of_the_code_that_raised_i
     signals.received = signal.SIGINT
     with pytest.raises(KeyboardInterrupt):
         main.fit(trainer, signals, "rank_0")
+
+
+# Behind the run a thread of a user's, then libraries, hold the process up.
+HELD_UP = """
+import atexit, runpy, sys, threading, time
+
+def hold_up():
+    print("held up", flush=True)
+    time.sleep({in_libraries})
+
+atexit.register(hold_up)
+threading.Thread(target=time.sleep, args=({in_threads},)).start()
+sys.argv = ["main.py", "configs/test_config.yaml", *sys.argv[1:]]
+runpy.run_path("main.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "held_up_s", "code"),
+    [
+        ("--help", (30, 0), 128 + signal.SIGTERM),
+        ("no.such=1", (30, 0), 2),
+        ("--help", (0, 1), 0),
+        ("no.such=1", (0, 1), 2),
+    ],
+    ids=["thread", "thread of a failed run", "libraries", "libraries of a failed run"],
+)
+def test_sigterm_as_the_process_ends_gives_the_codes_exit_code(
+    option: str, held_up_s: tuple[int, int], code: int
+) -> None:
+    in_threads, in_libraries = held_up_s
+    program = HELD_UP.format(in_threads=in_threads, in_libraries=in_libraries)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, option],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        # What main prints has been printed then, but for the rest of its own end.
+        for line in process.stdout:
+            if "held up" in line or (in_threads and ("no.such" in line or "--explain" in line)):
+                break
+        time.sleep(2 if in_threads else 0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == code

@@ -77,6 +77,12 @@ def alive(pid: int) -> bool:
         return False
 
 
+def fork_server_of(seen: dict[str, Any]) -> psutil.Process:
+    """Returns the process behind a child's keeper."""
+    _, server = psutil.Process(seen["pid"]).parents()[:2]
+    return server
+
+
 def wait_until(reached: Callable[[], bool]) -> None:
     until = time.monotonic() + WAIT_S
     while not reached() and time.monotonic() < until:
@@ -127,7 +133,7 @@ def test_orphans_end_with_their_child_but_for_those_of_a_mark_that_still_runs(
 
 def test_children_end_with_their_fork_server_and_are_reported(server: ForkServer) -> None:
     child, seen = start(server, "MARK_OF_TEST=kept", sleeps=1000, leaves=True)
-    psutil.Process(seen["pid"]).parent().kill()  # type: ignore[union-attr]
+    fork_server_of(seen).kill()
     with pytest.raises(ForkServerLost):
         child.ended.result(WAIT_S)
     _, marked = seen["descendants"]
@@ -138,11 +144,34 @@ def test_children_end_with_their_fork_server_and_are_reported(server: ForkServer
         server.start({}, []).started.result(WAIT_S)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSTOP])
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_child_that_signals_its_parent_hits_no_other_child(
+    server: ForkServer, number: signal.Signals, whole_group: bool
+) -> None:
+    other, seen_other = start(server, sleeps=1000)
+    child, seen = start(server, sleeps=1000)
+    keeper = psutil.Process(seen["pid"]).ppid()
+    if whole_group:
+        os.killpg(os.getpgid(keeper), number)
+    else:
+        os.kill(keeper, number)
+    if number == signal.SIGSTOP:
+        child.kill()
+        number = signal.SIGKILL
+    assert child.ended.result(WAIT_S) == -number
+    wait_until(lambda: not alive(seen["pid"]))
+    third, _ = start(server)
+    assert third.ended.result(WAIT_S) == 0
+    assert alive(seen_other["pid"])
+    assert not other.ended.done()
+
+
 def test_a_fork_server_that_its_child_has_stopped_goes_on_when_it_is_asked(
     server: ForkServer,
 ) -> None:
     child, seen = start(server, sleeps=1000)
-    psutil.Process(seen["pid"]).parent().suspend()  # type: ignore[union-attr]
+    fork_server_of(seen).suspend()
     child.kill()
     assert child.ended.result(WAIT_S) == -signal.SIGKILL
 

@@ -6,6 +6,7 @@ Invariant: however a run ends, but by SIGKILL, its clean-up runs once and whole.
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -66,12 +67,31 @@ class SignalsSeen:
         self._writer.close()
 
 
-def give_signals_back() -> None:
-    """Lets the signals end the process again.
+def end_at_signals(code: int) -> None:
+    """Lets a signal end the process at once, behind the run, with the run's exit code.
 
-    What a user's own threads still hold up can be ended then.
+    A user's own threads, Ray and libraries in C may hold the process up for many seconds. A run
+    that was well has 128 and the signal's number then, as one that is ended earlier.
     """
-    set_handlers(dict.fromkeys(ENDING_SIGNALS, signal.SIG_DFL))
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            # Nobody may read it, or it may be in the midst of being written.
+            with suppress(Exception):
+                stream.flush()
+        os._exit(code or 128 + number)
+
+    set_handlers(dict.fromkeys(ENDING_SIGNALS, end))
+
+
+def ignore_late_signals() -> None:
+    """Ignores a scheduler's signals where the process only has to give its memory back.
+
+    No handler of Python's runs any more then, so that the exit code would be the signal's. Ctrl-C
+    ends it all the same.
+    """
+    set_handlers({signal.SIGTERM: signal.SIG_IGN, signal.SIGHUP: signal.SIG_IGN})
+    set_handlers({signal.SIGINT: signal.SIG_DFL})
 
 
 class EndingSignals:

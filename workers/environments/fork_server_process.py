@@ -10,6 +10,10 @@ a byte before each frame of a request carries the files of a start.
     to it      {"id", "mark", "request"}    {"kill": id}
     from it    {"ready": {MODULE: error}}   {"id", "pid"} or {"id", "error"}   {"id", "code"}
 
+Each child has a keeper between this process and itself, its parent, which ends as it ends:
+
+    this process  --fork-->  keeper  --fork-->  child
+
 Invariant: nothing that a child started outlives it: this process adopts orphans and kills them. A
 mark is an entry NAME=VALUE of the environment of what a child starts, by which an orphan is known
 to belong to a child that still runs. Nothing here outlives the process that started it, whose end
@@ -23,6 +27,7 @@ import importlib.util
 import json
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -43,6 +48,8 @@ LIBC = ctypes.CDLL(None)
 LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
 # Files that may come with a start.
 MAX_FILES = 8
+# A process id has no more digits.
+MAX_PID_CHARS = 20
 # So often children that start children are looked for again.
 MAX_HUNTS = 100
 # The longest wait for a signal or a frame, after which the parent is looked at, in seconds.
@@ -62,9 +69,10 @@ class ForkServerProcess:
         self.control = control
         self.child = child
         self.failures = failures
-        # By process ids of the children that run.
+        # By process ids of the keepers of the children that run; a group is the child's.
         self.ids: dict[int, int] = {}
         self.marks: dict[int, str] = {}
+        self.groups: dict[int, int] = {}
         self.pid = os.getpid()
         self.parent = os.getppid()
         self.woken, self.wakes = os.pipe()
@@ -88,6 +96,7 @@ class ForkServerProcess:
                     self.serve()
         for pid in self.ids:
             kill_family(pid)
+            kill_group(self.groups[pid])
         for pid in children(self.pid):
             kill_family(pid)
 
@@ -106,27 +115,59 @@ class ForkServerProcess:
         for pid, number in self.ids.items():
             if number == message["kill"]:
                 kill_family(pid)
+                kill_group(self.groups[pid])
 
     def start(self, message: dict[str, Any], files: list[int]) -> None:
-        """Forks a child, which does not return from here."""
+        """Forks a keeper, which forks a child; neither returns from here.
+
+        So a child that ends, or stops, its parent hits its own keeper and no other child.
+        """
+        told, tells = os.pipe()
         try:
-            pid = os.fork()
+            keeper = os.fork()
         except OSError as error:
-            close_all(files)
+            close_all([*files, told, tells])
             self.send({"id": message["id"], "error": os.strerror(error.errno or 1)})
             return
+        if keeper == 0:
+            os.close(told)
+            self.become_keeper(message["request"], files, tells)
+        close_all([*files, tells])
+        # One word, or none from a keeper that could not fork.
+        pid = int(os.read(told, MAX_PID_CHARS) or 0)
+        os.close(told)
         if pid == 0:
-            self.become_child(message["request"], files)
-        close_all(files)
-        self.ids[pid] = message["id"]
-        self.marks[pid] = message["mark"]
+            self.send({"id": message["id"], "error": "its keeper could not fork"})
+            return
+        self.ids[keeper] = message["id"]
+        self.marks[keeper] = message["mark"]
+        self.groups[keeper] = pid
         self.send({"id": message["id"], "pid": pid})
 
-    def become_child(self, request: dict[str, Any], files: list[int]) -> NoReturn:
+    def become_keeper(self, request: dict[str, Any], files: list[int], tells: int) -> NoReturn:
+        """Forks a child, says its process id, waits for it, and ends as it ended."""
+        try:
+            self.leave_fork_server()
+            keeper = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                os.close(tells)
+                self.become_child(request, files, keeper)
+            os.write(tells, str(pid).encode())
+            close_all([*files, tells])
+            _, status = os.waitpid(pid, 0)
+            end_as(os.waitstatus_to_exitcode(status))
+        except OSError:
+            pass
+        finally:
+            os._exit(1)
+
+    def become_child(self, request: dict[str, Any], files: list[int], keeper: int) -> NoReturn:
         """Does what the child file says, in a session of its own, and ends without cleaning up."""
         code = 1
         try:
-            self.leave_fork_server()
+            end_with(keeper)
+            draw_anew()
             code = self.child.run(request, files)
         except BaseException:
             traceback.print_exc()
@@ -138,17 +179,12 @@ class ForkServerProcess:
             os._exit(code)
 
     def leave_fork_server(self) -> None:
-        """Parts a forked child from what is the fork server's."""
-        os.setsid()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The fork server may have ended before that took effect.
-        if os.getppid() != self.pid:
-            os._exit(1)
+        """Parts a forked keeper from what is the fork server's."""
+        end_with(self.pid)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.control.close()
         close_all([self.woken, self.wakes])
-        draw_anew()
 
     def reap(self) -> None:
         """Tells of the children that have ended, once what they left behind is gone."""
@@ -162,8 +198,8 @@ class ForkServerProcess:
                     ended[pid] = os.waitstatus_to_exitcode(status)
         for pid, code in ended.items():
             del self.marks[pid]
-            with suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+            kill_group(pid)
+            kill_group(self.groups.pop(pid))
             self.kill_leftovers()
             self.send({"id": self.ids.pop(pid), "code": code})
 
@@ -193,6 +229,26 @@ class ForkServerProcess:
     def send(self, message: dict[str, Any]) -> None:
         """Sends a frame."""
         self.control.sendall(frame_of(message))
+
+
+def end_with(parent: int) -> None:
+    """Moves this process to a session of its own, and has it end when its parent ends."""
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have ended before that took effect.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def end_as(code: int) -> NoReturn:
+    """Ends this process with an exit code, or by the signal that a negative one names."""
+    if code < 0:
+        # The child has left a core file, where those are wanted.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
 
 
 def frame_of(message: dict[str, Any]) -> bytes:
@@ -249,6 +305,11 @@ def kill_family(pid: int) -> None:
     for member in stopped:
         with suppress(OSError):
             os.kill(member, signal.SIGKILL)
+    kill_group(pid)
+
+
+def kill_group(pid: int) -> None:
+    """Kills the group that a process leads or led, where one is left."""
     with suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
 

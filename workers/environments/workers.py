@@ -18,6 +18,7 @@ from typing import Any, Literal
 import cloudpickle
 
 from custom.env_calls import Abandoned
+from custom.process_globals import mend_process_globals
 from workers.environments.clock import STALE_S, TaskClock
 from workers.environments.env_processes import EnvProcess, EnvProcesses
 from workers.environments.reply import (
@@ -97,7 +98,15 @@ class ThreadWorker(EnvWorker):
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs the call here, in the calling thread."""
         self._thread = threading.get_ident()
-        return self._server.call(kind, args)
+        reply = self._server.call(kind, args)
+        mended = mend_process_globals()
+        if mended:
+            logger.warning(
+                "code of an environment set %s to what ends the run; it was put back (in a process "
+                "of its own it harms itself alone: agent.environment.isolation=process)",
+                ", ".join(mended),
+            )
+        return reply
 
     def kill(self) -> None:
         """Raises Abandoned in the thread.

@@ -3,12 +3,14 @@
 Each way out is tried for real, and fails.
 """
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -229,6 +231,267 @@ def test_no_other_process_is_signalled_or_limited() -> None:
     assert run(code) == "refused\nrefused\nrefused"
 
 
+# Behind FILE, PID and ADDRESS, a file, a process and a socket of the user's: each changes one of
+# them, reads of it, or leaves something behind.
+REACHES_OUT = {
+    "setxattr": "os.setxattr(FILE, 'user.note', b'changed')",
+    "removexattr": "os.removexattr(FILE, 'user.mine')",
+    "getxattr": "os.getxattr(FILE, 'user.mine')",
+    "setxattrat": "call(463, 463, -100, FILE.encode(), 0, b'user.x', bytes(16), 16)",
+    "file_setattr": "call(469, 469, -100, FILE.encode(), bytes(24), 24, 0)",
+    "utime": "os.utime(FILE, (1, 1))",
+    "times of the interpreter": "os.utime(interpreter())",
+    "chown": "os.chown(FILE, -1, os.getgid())",
+    "flags": "fcntl.ioctl(interpreter(), 0x80086601, bytes(8))",
+    "lease": "fcntl.fcntl(interpreter(), fcntl.F_SETLEASE, fcntl.F_RDLCK)",
+    "watch": "c(libc.inotify_add_watch(c(libc.inotify_init()), FILE.encode(), 2))",
+    "page cache": "os.posix_fadvise(interpreter(), 0, 0, os.POSIX_FADV_DONTNEED)",
+    "nice": "os.setpriority(os.PRIO_PROCESS, PID, 19)",
+    "pinning": "os.sched_setaffinity(PID, {0})",
+    "class": "os.sched_setscheduler(PID, os.SCHED_BATCH, os.sched_param(0))",
+    "parameters": "os.sched_setparam(PID, os.sched_param(0))",
+    "attributes": "call(314, 274, PID, struct.pack('IIQiIQQQ', 48, 3, 0, 0, 0, 0, 0, 0), 0)",
+    "ioprio": "call(251, 30, 1, PID, 3 << 13)",
+    "autogroup": "open(f'/proc/{PID}/autogroup', 'w').write('19')",
+    "pages": "call(256, 238, PID, 64, bytes(8), bytes(8))",
+    "trace": "c(libc.ptrace(0x4206, PID, 0, 0))",
+    "pidfd": "call(434, 434, PID, 0)",
+    "memory": "call(440, 440, 0, bytes(16), 1, 20, 0)",
+    "limit": "resource.prlimit(PID, resource.RLIMIT_CPU, (0, 0))",
+    "signal by ioctl": "fcntl.ioctl(socket.socketpair()[0], 0x8901, struct.pack('i', PID))",
+    "signal by fcntl": "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, PID)",
+    "signal by F_SETOWN_EX": "fcntl.fcntl(os.pipe()[0], 15, struct.pack('ii', 1, PID))",
+    "queue of POSIX": "c(libc.mq_open(b'/walls', os.O_CREAT | os.O_RDWR, 0o600, None))",
+    "no queue of POSIX": "c(libc.mq_unlink(b'/walls'))",
+    "queue": "c(libc.msgget(KEY, 0o1600))",
+    "semaphores": "c(libc.semget(KEY, 1, 0o1600))",
+    "shared memory": "c(libc.shmget(KEY, 4096, 0o1600))",
+    "shared memory of POSIX": "c(libc.shm_open(b'/walls', os.O_CREAT | os.O_RDWR, 0o600))",
+    "key": "call(248, 217, b'user', b'walls', b'x', 1, -5)",
+    "datagram": "socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'out', ADDRESS)",
+    "packet": "socket.socketpair(type=socket.SOCK_SEQPACKET)",
+    "stream": "socket.socketpair()[0].sendto(b'out', ADDRESS)",
+    "message": "socket.socketpair()[0].sendmsg([b'out'], [], 0, ADDRESS)",
+    "name": "socket.socketpair()[0].bind(chr(0) + 'walls')",
+    "large pipe": "fcntl.fcntl(os.pipe()[0], 1031, 1 << 20)",
+    "caller's end": "c(libc.prctl(1, 0, 0, 0, 0))",
+    "caller's end, high bits": "c(libc.prctl(ctypes.c_ulong(1 << 32 | 1), 0, 0, 0, 0))",
+    "orphans": "c(libc.prctl(36, 1, 0, 0, 0))",
+    "user": "c(libc.setresuid(os.getuid(), os.getuid(), os.getuid()))",
+    "session": "os.setsid()",
+    "namespace": "c(libc.unshare(0x10000000))",
+    "faults": "call(323, 282, 1)",
+    "secret memory": "call(447, 447, 0)",
+    "operations": "call(206, 0, 1, bytes(8))",
+}
+TRY_EACH = """
+import ctypes, fcntl, os, platform, resource, signal, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+KEY = 0x3a115
+def c(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return result
+def call(x86, arm, *arguments):
+    number = arm if platform.machine() == "aarch64" else x86
+    return c(libc.syscall(number, *arguments))
+def interpreter():
+    return os.open(os.__file__, os.O_RDONLY)
+for name, code in REACHES_OUT.items():
+    try:
+        exec(code)
+    except OSError:
+        pass
+    else:
+        print(name)
+"""
+# Without rights beyond those of its user, as the processes of others mostly are.
+BYSTANDER = """
+import ctypes, struct, time
+ctypes.CDLL(None).capset(struct.pack("=Ii", 0x20080522, 0), bytes(24))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(params=["namespaces", "no namespaces"])
+def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Has the tool run with all walls, and as where namespaces are forbidden."""
+    needs("files_read_only", "processes_contained")
+    if request.param == "no namespaces":
+        monkeypatch.setattr("features.sandbox.python_tool.PROGRAM", without_namespaces(tmp_path))
+    return str(request.param)
+
+
+def without_namespaces(folder: Path) -> Path:
+    """Writes the child's program with namespaces that are forbidden, as in Docker."""
+    program = folder / "program.py"
+    program.write_text(
+        f"import runpy\nnames = runpy.run_path({str(RUNNER)!r})\n"
+        "def fail(*arguments): raise OSError\n"
+        "names['main'].__globals__['enter_namespaces'] = fail\nnames['main']()\n"
+    )
+    return program
+
+
+@pytest.fixture
+def bystander() -> Iterator[psutil.Popen]:
+    with psutil.Popen([sys.executable, "-c", BYSTANDER], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def objects_of_ipc() -> str:
+    return "".join(Path(f"/proc/sysvipc/{kind}").read_text() for kind in ("msg", "sem", "shm"))
+
+
+def test_a_snippet_changes_nothing_of_the_user_and_leaves_nothing_behind(
+    walls: str, bystander: psutil.Popen, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine"
+    file.write_text("mine")
+    with contextlib.suppress(OSError):
+        os.setxattr(file, "user.mine", b"mine")
+    before = file.stat()
+    state = (bystander.nice(), bystander.cpu_affinity(), bystander.ionice())
+    ipc = objects_of_ipc()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as local:
+        local.bind(str(tmp_path / "s"))
+        names = {
+            "FILE": str(file),
+            "PID": bystander.pid,
+            "ADDRESS": local.getsockname(),
+            "REACHES_OUT": REACHES_OUT,
+        }
+        lines = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+        assert run(lines + TRY_EACH) == ""
+    assert file.stat() == before
+    assert (bystander.nice(), bystander.cpu_affinity(), bystander.ionice()) == state
+    assert bystander.poll() is None
+    assert objects_of_ipc() == ipc
+
+
+def test_what_the_standard_library_needs_is_allowed(walls: str) -> None:
+    code = """
+        import asyncio, ctypes, fcntl, mmap, os, selectors, shutil, signal, socket, tempfile, time
+        from concurrent.futures import ThreadPoolExecutor
+        async def main():
+            return await asyncio.to_thread(sum, [1, 2])
+        print(asyncio.run(main()), list(ThreadPoolExecutor(4).map(abs, [-1, -2])))
+        ours, theirs = socket.socketpair()
+        ours.settimeout(1)
+        theirs.send(b'x')
+        print(ours.recv(1), mmap.mmap(-1, 10)[0], os.isatty(0), os.cpu_count() > 0)
+        signal.signal(signal.SIGALRM, lambda *arguments: print('alarm'))
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        time.sleep(0.1)
+        with open('a', 'w') as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write('text')
+        shutil.copyfile('a', 'b')
+        os.link('a', 'c')
+        os.symlink('a', 'd')
+        print(open('d').read(), os.path.exists('c'), shutil.disk_usage('.').total > 0)
+        """
+    assert run(code).splitlines() == [
+        "3 [1, 2]",
+        "b'x' 0 False True",
+        "alarm",
+        "text True True",
+    ]
+
+
+# A thread is what a snippet shows outside of its walls.
+BEHIND_A_THREAD = """
+import ctypes, os, threading, time
+libc = ctypes.CDLL(None)
+threading.Thread(target=time.sleep, args=(60,)).start()
+"""
+# Each would live on where its caller is killed.
+OUTLIVES = {
+    "nothing": "",
+    "cleared": "libc.prctl(1, 0, 0, 0, 0)",
+    "another session": "libc.setsid()",
+    "another user": "libc.setfsuid(1); libc.setfsuid(0); libc.setresgid(1, 1, 1)",
+    "another program": "libc.execl(b'/bin/sleep', b'sleep', b'60', None)",
+    "a child": "libc.fork()",
+    "its first thread ended": "libc.syscall(93 if os.uname().machine == 'aarch64' else 60, 0)",
+}
+
+
+@pytest.mark.parametrize("trick", OUTLIVES)
+def test_no_snippet_outlives_a_trainer_that_is_killed(
+    walls: str, trick: str, tmp_path: Path
+) -> None:
+    code = f"{BEHIND_A_THREAD}{OUTLIVES[trick]}\ntime.sleep(60)"
+    program = "from features.sandbox import python_tool as tool\n"
+    if walls == "no namespaces":
+        program += f"tool.PROGRAM = {str(tmp_path / 'program.py')!r}\n"
+    program += f"tool.PythonTool(timeout_s=60).execute({code!r})"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(RUNNER.parents[2])}
+    with psutil.Popen([sys.executable, "-c", program], env=environment) as caller:
+        try:
+            wait_until(lambda: any(has_threads(child) for child in caller.children(True)))
+            # The trick is next.
+            time.sleep(0.3)
+            below = caller.children(recursive=True)
+        finally:
+            caller.kill()
+    wait_until(lambda: not any(lives(process) for process in below))
+
+
+def has_threads(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.num_threads() > 1)
+    return False
+
+
+def lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+FOLDERS = {
+    "deep": "for _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')",
+    "deep with long names": (
+        "for _ in range(300):\n    os.mkdir('d' * 255)\n    os.chdir('d' * 255)"
+    ),
+    "deep with a file at the end": (
+        "for _ in range(2000):\n    os.mkdir('d')\n    os.chdir('d')\nopen('a', 'w').close()"
+    ),
+    "closed": "os.makedirs('a/b/c')\nos.mkdir('a/b/d', 0)\nos.umask(0o777)\nos.mkdir('e')",
+    "wide": "for i in range(2000): os.mkdir(str(i))",
+    "links": "os.symlink(OUTSIDE, 'a')\nos.symlink('.', 'b')\nos.symlink('no', 'c')",
+    "pipes": "os.mkfifo('a', 0)\nos.mkdir('b')\nos.mkfifo('b/c', 0)",
+    "names": "for n in range(1, 256):\n    if n not in b'/.': os.mkdir(bytes([n]))",
+    "names of ours": "for n in ('1', '2', 'folder'): os.makedirs(n + '/1/2')",
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_no_folder_of_a_snippet_stays(
+    kind: str, private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("files_read_only")
+    program = without_namespaces(tmp_path)
+    monkeypatch.setattr("features.sandbox.python_tool.PROGRAM", program)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    code = f"OUTSIDE = {str(private.parent)!r}\nimport os\n{FOLDERS[kind]}\nprint('made')"
+    assert run(code) == "made"
+    assert os.listdir(temporary) == []
+
+
 # --- The walls themselves ---
 
 
@@ -322,7 +585,7 @@ def test_each_wall_holds_where_another_is_missing(
 def test_without_any_wall_the_probe_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(tool: PythonTool, workdir: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    def start(tool: PythonTool, workdir: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
         program = (
             f"import os, runpy, sys; names = runpy.run_path({str(RUNNER)!r})\n"
             "names['main'].__globals__['raise_walls'] = lambda *arguments: None\n"
