@@ -27,7 +27,12 @@ THINKING = ("thinking", "redacted_thinking")
 
 TOO_LONG = "prompt is too long"
 # What Anthropic's servers call an error of a status; others are a request's fault, or a server's.
-KINDS = {401: "authentication_error", 404: "not_found_error", 504: "timeout_error"}
+KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
 
 
 def read(body: Json) -> AskedCompletion:
