@@ -5,7 +5,8 @@
 It listens on loopback, or where it is told to (`programs.host`), and belongs to the thread of
 the pool. An episode is known by its token, in the path or as the key; everything else is refused.
 Invariant: nothing that comes over a connection holds the server up or grows without a bound:
-bodies, their time and connections (connections.py) have limits, and an error is told in the protocol's own form.
+bodies, their time and connections (connections.py) have limits, and an error is told in the
+protocol's own form.
 """
 
 import asyncio
@@ -15,7 +16,6 @@ import socket
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 from aiohttp import web
 

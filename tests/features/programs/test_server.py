@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from custom.tools.parsers import get_parser
-from features.programs import attempt, connections, server
+from features.programs import attempt, connections
 from features.programs.attempt import Deadlines
 from features.programs.exchange import Answer, Asked, Exited, Gone
 from features.programs.pool import ProgramPool
