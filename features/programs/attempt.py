@@ -42,7 +42,7 @@ from features.programs.exchange import (
     Rewarded,
 )
 from features.programs.protocols import ProtocolError
-from features.programs.recall import Recall, message_of
+from features.programs.recall import Recall, message_of, without_thinking
 from features.programs.report import ProgramReport
 from features.programs.spec import ProgramSpec
 from workers.environments.clock import SHORT_S
@@ -66,6 +66,7 @@ class Pending:
     Attributes:
         asked: as the client sent it.
         digest: of its body.
+        before: stands for the conversation that it goes on.
         listeners: connections that wait for the answer.
         delivered: one of them was sent all of it.
         gone: what gives the answer up, where nobody has listened for a while.
@@ -75,6 +76,7 @@ class Pending:
     asked: AskedCompletion
     digest: bytes
     answered: "asyncio.Future[AnsweredCompletion]"
+    before: str = ""
     listeners: int = 0
     delivered: bool = False
     gone: asyncio.TimerHandle | None = None
@@ -278,7 +280,8 @@ class Attempt:
         check_messages(asked)
         number = len(self.pending) + 1
         future = asyncio.get_running_loop().create_future()
-        pending = Pending(number, asked, digest, future, listeners=1)
+        recalled = self.recall.recalled(asked.messages, speaker)
+        pending = Pending(number, asked, digest, future, recalled.digest, listeners=1)
         self.pending[number] = pending
         self.waiting.add(number)
         self.counts["ignored"] += bool(asked.ignored)
@@ -289,7 +292,7 @@ class Attempt:
             self.key,
             Asked(
                 number=number,
-                messages=self.recall.recalled(asked.messages, speaker),
+                messages=recalled.messages,
                 prompt_ids=asked.prompt_ids,
                 tools=asked.tools,
                 max_tokens=asked.max_tokens,
@@ -365,7 +368,9 @@ class Attempt:
                 pending.digest = b""
             else:
                 answer_id = f"{self.key}-{number}"
-                shown = self.recall.shown(pending.asked, answer_id, number, answer)
+                shown = self.recall.shown(
+                    pending.asked, answer_id, number, answer, pending.before
+                )
                 pending.answered.set_result(shown)
         if not self.waiting and not self.ending:
             self.start_clock()
@@ -386,7 +391,10 @@ class Attempt:
             is_answered = pending.answered.done() and pending.answered.exception() is None
             if not is_answered or not pending.asked.messages:
                 continue
-            had.append([*pending.asked.messages, message_of(pending.answered.result())])
+            # One row has the answers of a client that sends thinking back, and of one that does
+            # not where it is added again.
+            asked = [without_thinking(message) for message in pending.asked.messages]
+            had.append([*asked, message_of(pending.answered.result())])
         return without_beginnings(had)
 
     def take_reward(self, reward: float, number: int | None) -> None:

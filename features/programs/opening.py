@@ -35,6 +35,7 @@ def program_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
         parser=config.agent.parser,
         request_timeout_s=programs.request_timeout_s,
         client_sampling=programs.client_sampling,
+        dropped_thinking=programs.dropped_thinking,
         memory_gb=config.agent.environment.memory_gb or GUARDED_MEMORY_GB,
         reward_path=reward.path,
         reward_name=reward.name,

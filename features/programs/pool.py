@@ -194,7 +194,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
             seed=seed,
             task=task,
             token=spec.token or secrets.token_urlsafe(24),
-            recall=Recall(get_parser(spec.parser)),
+            recall=Recall(get_parser(spec.parser), spec.dropped_thinking == "recalled"),
             deadlines=self._deadlines,
             tell=self._tell,
             kill=lambda: self._kill(key),

@@ -113,6 +113,7 @@ def serve(config: PPOConfig, model: ModelSpec, engine: BaseRollout, port: int) -
     spec = ProgramSpec(
         parser=config.agent.parser,
         client_sampling=programs.client_sampling,
+        dropped_thinking=programs.dropped_thinking,
         request_timeout_s=programs.request_timeout_s,
         token=secrets.token_urlsafe(24),
         # Nothing is written to the run's folder.

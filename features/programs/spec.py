@@ -26,6 +26,7 @@ class ProgramSpec:
         parser: how tool calls are written in the model's text.
         request_timeout_s: the longest that a request waits for its answer; None: for ever.
         client_sampling: what becomes of a request that asks for another sampling than the run's.
+        dropped_thinking: how an answer reads whose thinking a client does not send back.
         token: by which attempts are known; None: each has one of its own.
         memory_gb: GiB that each of its processes may take; None: any.
         reward_path, reward_name, reward_kwargs: of a reward function.
@@ -42,6 +43,7 @@ class ProgramSpec:
     parser: str = "function"
     request_timeout_s: float | None = None
     client_sampling: Literal["override", "refuse"] = "override"
+    dropped_thinking: Literal["as_sent", "recalled"] = "as_sent"
     token: str | None = None
     memory_gb: float | None = None
     reward_path: str | None = None

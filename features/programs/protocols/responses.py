@@ -6,6 +6,7 @@ from typing import Any
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 from features.programs.protocols.fields import RESPONSES
 from features.programs.protocols.protocol import (
+    THINKING_KEY,
     Protocol,
     ProtocolError,
     checked_fields,
@@ -73,9 +74,19 @@ def read_input(body: Json) -> list[Json]:
         elif kind == "function_call_output":
             result = {"role": "tool", "content": text_of(item["output"])}
             messages.append({**result, "tool_call_id": item["call_id"]})
-        elif kind != "reasoning":
+        elif kind == "reasoning":
+            thinking = thinking_in(item)
+            if thinking.strip():
+                message = assistant_message(messages)
+                message[THINKING_KEY] = message.get(THINKING_KEY, "") + thinking
+        else:
             raise ProtocolError(f"an input item of type {kind!r} is not served here")
     return messages
+
+
+def thinking_in(item: Json) -> str:
+    """Returns what an item of thinking says."""
+    return "".join(str(part["text"]) for part in item.get("content") or ())
 
 
 def assistant_message(messages: list[Json]) -> Json:
@@ -109,8 +120,17 @@ def write(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
 
 
 def output_of(answered: AnsweredCompletion) -> list[Json]:
-    """Writes the answer's items: its text, and its calls."""
+    """Writes the answer's items: its thinking, its text, and its calls."""
     items: list[Json] = []
+    if answered.thinking:
+        items.append(
+            {
+                "id": f"rs_{answered.id}",
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": answered.thinking}],
+            }
+        )
     if answered.text or not answered.calls:
         part = {"type": "output_text", "text": answered.text, "annotations": [], "logprobs": []}
         items.append(
@@ -168,12 +188,23 @@ def events(asked: AskedCompletion, answered: AnsweredCompletion) -> Iterator[str
     begun = {**whole, "output": [], "status": "in_progress"}
     yield event("response.created", response=begun)
     for index, item in enumerate(whole["output"]):
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            yield from thinking_events(event, index, item)
+        elif item["type"] == "message":
             yield from text_events(event, index, item)
         else:
             yield from call_events(event, index, item)
         yield event("response.output_item.done", output_index=index, item=item)
     yield event(f"response.{whole['status']}", response=whole)
+
+
+def thinking_events(event: EventWriter, index: int, item: Json) -> Iterator[str]:
+    """Writes an item of thinking."""
+    text = thinking_in(item)
+    place = {"output_index": index, "item_id": item["id"], "content_index": 0}
+    yield event("response.output_item.added", output_index=index, item={**item, "content": []})
+    yield event("response.reasoning_text.delta", delta=text, **place)
+    yield event("response.reasoning_text.done", text=text, **place)
 
 
 def text_events(event: EventWriter, index: int, item: Json) -> Iterator[str]:
