@@ -123,6 +123,7 @@ class Attempt:
         limits: the refusals that it heard because of a limit.
         is_cut_short: it was ended behind a limit.
         reward_told: it has said what answers earned.
+        folder: in which its program works; "": where the trainer was started.
         output: the end of what it wrote to standard output.
         used_s: its own time.
         usage: what its function asked of the models beside the policy.
@@ -148,6 +149,7 @@ class Attempt:
     has_failed: bool = False
     limits: set[Refusal] = field(default_factory=set)
     is_cut_short: bool = False
+    folder: str = ""
     output: str = ""
     exited: bool = False
     ending: bool = False
@@ -368,9 +370,7 @@ class Attempt:
                 pending.digest = b""
             else:
                 answer_id = f"{self.key}-{number}"
-                shown = self.recall.shown(
-                    pending.asked, answer_id, number, answer, pending.before
-                )
+                shown = self.recall.shown(pending.asked, answer_id, number, answer, pending.before)
                 pending.answered.set_result(shown)
         if not self.waiting and not self.ending:
             self.start_clock()

@@ -17,7 +17,7 @@ from training.config.schema.ppo import PPOConfig
 from training.config.side_services import side_names, tool_sources
 
 # What a reward function of programs is called with, by name.
-OFFERED = ("task", "output", "conversations")
+OFFERED = ("task", "output", "conversations", "task_dir")
 
 
 def config_problems(config: PPOConfig) -> Iterator[str]:

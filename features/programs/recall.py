@@ -61,9 +61,7 @@ class Recall:
         for message in messages:
             as_sampled = message
             if message["role"] == "assistant":
-                look = look_of(
-                    message["content"], calls_in(message), message.get(THINKING_KEY, "")
-                )
+                look = look_of(message["content"], calls_in(message), message.get(THINKING_KEY, ""))
                 text = self.by_place.get((speaker, before, look))
                 if text is not None:
                     as_sampled = {"role": "assistant", "content": text}
