@@ -41,6 +41,7 @@ from features.programs.exchange import (
     Refusal,
     Rewarded,
 )
+from features.programs.helper_requests import is_helper
 from features.programs.protocols import ProtocolError
 from features.programs.recall import Recall, message_of, without_thinking
 from features.programs.report import ProgramReport
@@ -66,6 +67,7 @@ class Pending:
     Attributes:
         asked: as the client sent it.
         digest: of its body.
+        trained: its answer is trained on.
         before: stands for the conversation that it goes on.
         listeners: connections that wait for the answer.
         delivered: one of them was sent all of it.
@@ -77,6 +79,7 @@ class Pending:
     digest: bytes
     answered: "asyncio.Future[AnsweredCompletion]"
     before: str = ""
+    trained: bool = True
     listeners: int = 0
     delivered: bool = False
     gone: asyncio.TimerHandle | None = None
@@ -283,7 +286,9 @@ class Attempt:
         number = len(self.pending) + 1
         future = asyncio.get_running_loop().create_future()
         recalled = self.recall.recalled(asked.messages, speaker)
-        pending = Pending(number, asked, digest, future, recalled.digest, listeners=1)
+        spec = self.spec
+        trained = not is_helper(asked, spec.train_models, spec.helper_prompts)
+        pending = Pending(number, asked, digest, future, recalled.digest, trained, listeners=1)
         self.pending[number] = pending
         self.waiting.add(number)
         self.counts["ignored"] += bool(asked.ignored)
@@ -304,6 +309,8 @@ class Attempt:
                 forces_call=asked.forces_call,
                 token_rules=asked.token_rules,
                 speaker=speaker,
+                model=asked.model,
+                trained=trained,
                 reward=reward,
                 seconds=self._new_seconds(),
             ),
@@ -385,11 +392,11 @@ class Attempt:
         self._was_refused = is_refusal
 
     def conversations(self) -> list[list[Json]]:
-        """Lists the conversations that were had, each with its last answer."""
+        """Lists the conversations that were had, each with its last answer; no helpers'."""
         had = []
         for pending in self.pending.values():
             is_answered = pending.answered.done() and pending.answered.exception() is None
-            if not is_answered or not pending.asked.messages:
+            if not is_answered or not pending.asked.messages or not pending.trained:
                 continue
             # One row has the answers of a client that sends thinking back, and of one that does
             # not where it is added again.

@@ -79,6 +79,8 @@ class Asked:
     Attributes:
         number: of the request, counted from 1 in an attempt.
         sampling, forces_call, token_rules: what the client wants otherwise than the run, maybe.
+        model: what the client calls the policy.
+        trained: its answer is trained on; of a helper's it is not.
         reward: of the answer behind which this request goes on; None: it says nothing of that.
         seconds: that the program worked since it was answered last.
     """
@@ -94,6 +96,8 @@ class Asked:
     forces_call: bool = False
     token_rules: tuple[str, ...] = ()
     speaker: Speaker = NOBODY
+    model: str = "policy"
+    trained: bool = True
     reward: float | None = None
     seconds: float = 0.0
 

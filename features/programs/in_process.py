@@ -2,8 +2,8 @@
 live.
 
 The client is OpenAI's, connected to the same server that commands speak to; beside it a function
-may take `seed`, `task_dir` and what services beside the policy offer, such as `models`. Invariant: a function
-that is given up ends, wherever it waits: its thread wakes up often.
+may take `seed`, `task_dir` and what services beside the policy offer, such as `models`. Invariant:
+a function that is given up ends, wherever it waits: its thread wakes up often.
 """
 
 import asyncio

@@ -36,6 +36,8 @@ def program_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
         request_timeout_s=programs.request_timeout_s,
         client_sampling=programs.client_sampling,
         dropped_thinking=programs.dropped_thinking,
+        train_models=programs.train_models,
+        helper_prompts=programs.helper_prompts,
         memory_gb=config.agent.environment.memory_gb or GUARDED_MEMORY_GB,
         reward_path=reward.path,
         reward_name=reward.name,

@@ -30,7 +30,8 @@ def run(request: dict[str, Any], files: list[int]) -> int:
     """Becomes a program; returns its exit code, where that is a Python file.
 
     Args:
-        request: `argv`, `env`, `folder`, `forks` (a Python file is run here), and the bounds of `limit`.
+        request: `argv`, `env`, `folder`, `forks` (a Python file is run here), and the bounds of
+            `limit`.
         files: its standard input, output and error.
     """
     for place, file in enumerate(files):

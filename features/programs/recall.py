@@ -4,8 +4,9 @@ A client gets an answer in parts: text, thinking, tool calls. When it sends the 
 the answer is to read as it was sampled. Invariant: a message counts as the policy's own only where
 all of it comes back, its thinking included, from the same speaker and behind the very messages that
 it was sampled for. One whose thinking a client drops reads as it was sent, as it will once the
-policy is deployed, where nobody remembers it; `programs.dropped_thinking=recalled` adds it again. What only looks like an answer is the client's own: an example, the words
-of another agent, a history that was rewritten. So is what two answers at one place have in common.
+policy is deployed, where nobody remembers it; `programs.dropped_thinking=recalled` adds it again.
+What only looks like an answer is the client's own: an example, the words of another agent, a
+history that was rewritten. So is what two answers at one place have in common.
 """
 
 import hashlib

@@ -114,6 +114,8 @@ def serve(config: PPOConfig, model: ModelSpec, engine: BaseRollout, port: int) -
         parser=config.agent.parser,
         client_sampling=programs.client_sampling,
         dropped_thinking=programs.dropped_thinking,
+        train_models=programs.train_models,
+        helper_prompts=programs.helper_prompts,
         request_timeout_s=programs.request_timeout_s,
         token=secrets.token_urlsafe(24),
         # Nothing is written to the run's folder.
