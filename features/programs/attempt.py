@@ -277,12 +277,15 @@ class Attempt:
         self.refuse_if_ended()
         speaker = asked.speaker
         named = f"{speaker.agent} {speaker.conversation} ".encode()
+        if asked.only_counts:
+            named = b"counts " + named
         digest = hashlib.blake2b(named + body, digest_size=16).digest()
         for earlier in self.pending.values():
             if earlier.digest == digest and earlier.is_left:
                 self._adopt(earlier)
                 return earlier
-        check_messages(asked)
+        if not asked.only_counts:
+            check_messages(asked)
         number = len(self.pending) + 1
         future = asyncio.get_running_loop().create_future()
         recalled = self.recall.recalled(asked.messages, speaker)
@@ -311,6 +314,7 @@ class Attempt:
                 speaker=speaker,
                 model=asked.model,
                 trained=trained,
+                only_counts=asked.only_counts,
                 reward=reward,
                 seconds=self._new_seconds(),
             ),
@@ -360,12 +364,13 @@ class Attempt:
     def take_answer(self, number: int, answer: Answer) -> None:
         """Hands an answer on to whoever listens."""
         self.waiting.discard(number)
-        self._begin_step(is_refusal=bool(answer.refusal))
         pending = self.pending[number]
+        # One that counts for ever works for ever, as one that is refused for ever.
+        self._begin_step(is_refusal=bool(answer.refusal) or pending.asked.only_counts)
         if not pending.answered.done():
             if answer.refusal in ("ended", "context_length"):
                 self._meet_limit(pending, answer.refusal)
-            elif "ended" not in self.limits:
+            elif "ended" not in self.limits and not pending.asked.only_counts:
                 self._grace_until_s = None
             if answer.refusal:
                 code, status = REFUSALS[answer.refusal]
@@ -375,6 +380,11 @@ class Attempt:
                 pending.delivered = True
                 # Whoever tries again asks anew.
                 pending.digest = b""
+            elif pending.asked.only_counts:
+                counted = AnsweredCompletion(id="", text="", answer=answer)
+                pending.answered.set_result(counted)
+                # It is no answer of the policy's that somebody could miss.
+                pending.delivered = True
             else:
                 answer_id = f"{self.key}-{number}"
                 shown = self.recall.shown(pending.asked, answer_id, number, answer, pending.before)
@@ -396,12 +406,13 @@ class Attempt:
         had = []
         for pending in self.pending.values():
             is_answered = pending.answered.done() and pending.answered.exception() is None
-            if not is_answered or not pending.asked.messages or not pending.trained:
+            asked = pending.asked
+            if not is_answered or not asked.messages or asked.only_counts or not pending.trained:
                 continue
             # One row has the answers of a client that sends thinking back, and of one that does
             # not where it is added again.
-            asked = [without_thinking(message) for message in pending.asked.messages]
-            had.append([*asked, message_of(pending.answered.result())])
+            messages = [without_thinking(message) for message in asked.messages]
+            had.append([*messages, message_of(pending.answered.result())])
         return without_beginnings(had)
 
     def take_reward(self, reward: float, number: int | None) -> None:

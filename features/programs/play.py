@@ -146,6 +146,8 @@ class ProgramEpisode:
             size = len(self.tokens.tokenizer)
             told = f"the token id {unknown} is none of the model's, which are 0 to {size - 1}"
             return self._refuse(asked, "template", told)
+        if asked.only_counts:
+            return self._count(asked)
         if asked.trained:
             self._note_beginning(asked)
         max_turn = self.limits.max_turn
@@ -169,11 +171,24 @@ class ProgramEpisode:
             )
         return self._launch(asked, place)
 
+    def _count(self, asked: Asked) -> Several:
+        """Tells how many tokens a request has; that is no turn, and has no limit."""
+        try:
+            size = self._size(asked)
+        # As where a request is placed, odd messages are its own fault alone.
+        except Exception as error:
+            return self._refuse(asked, "template", f"{type(error).__name__}: {error}")
+        return self._tell(asked.number, Answer(prompt_tokens=size))
+
+    def _size(self, asked: Asked) -> int:
+        """Counts the tokens of a request's prompt."""
+        if asked.prompt_ids:
+            return len(asked.prompt_ids)
+        return len(self.tokens.prompt(asked.messages, asked.tools))
+
     def _too_long(self, asked: Asked) -> str:
         """Says that a request has no room, in words by which agents' libraries know it."""
-        size = len(asked.prompt_ids)
-        if not asked.prompt_ids:
-            size = len(self.tokens.prompt(asked.messages, asked.tools))
+        size = self._size(asked)
         limits = self.limits
         return too_long(
             size,

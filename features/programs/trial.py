@@ -171,6 +171,8 @@ class _ProgramTrial:
 
     def _answer(self, asked: Asked) -> Answer:
         """Answers a request, or refuses it as the run would."""
+        if asked.only_counts:
+            return Answer(prompt_tokens=len(self.tokens.prompt(asked.messages, asked.tools)))
         self.requests += 1
         self.trained += asked.trained
         self.models.add(asked.model)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
@@ -63,6 +64,16 @@ def read(body: Json) -> AskedCompletion:
         token_rules=fields.overridden,
         ignored=ignored,
     )
+
+
+def read_count(body: Json) -> AskedCompletion:
+    """Reads a request to count its tokens."""
+    return replace(read(body), only_counts=True, stream=False)
+
+
+def write_count(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
+    """Writes how many tokens a request has."""
+    return {"input_tokens": answered.answer.prompt_tokens}
 
 
 def read_tool(tool: Json) -> Json:
@@ -186,4 +197,5 @@ def write_error(error: ProtocolError) -> Json:
     return {"type": "error", "error": told}
 
 
+COUNTING = Protocol(read=read_count, write=write_count, events=events, write_error=write_error)
 PROTOCOL = Protocol(read=read, write=write, events=events, write_error=write_error)

@@ -1,6 +1,6 @@
 """OpenAI's responses: POST /v1/responses, without state: the whole input comes each time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
@@ -22,17 +22,22 @@ from features.programs.protocols.protocol import (
     tool_choice_of,
 )
 
+# Between a namespace's name and its tool's.
+SEPARATOR = "__"
+
 
 def read(body: Json) -> AskedCompletion:
     """Reads a request."""
     fields = checked_fields(body, RESPONSES)
     choice = tool_choice_of(body)
     ignored = fields.unknown
+    tools, namespaces = read_tools(body.get("tools") or ())
     if body.get("parallel_tool_calls") is False:
         ignored = (*ignored, "parallel_tool_calls=false")
     return AskedCompletion(
         messages=read_input(body),
-        tools=[read_tool(tool) for tool in body.get("tools") or ()] or None,
+        tools=tools or None,
+        namespaces=namespaces,
         reads_calls=choice != "none",
         forces_call=choice == "required",
         max_tokens=positive_count(body, "max_output_tokens"),
@@ -42,6 +47,35 @@ def read(body: Json) -> AskedCompletion:
         token_rules=fields.overridden,
         ignored=ignored,
     )
+
+
+def read_tools(tools: Iterable[Json]) -> tuple[list[Json], dict[str, tuple[str, str]]]:
+    """Reads tools, and of those in namespaces by which name the policy knows each.
+
+    Raises ProtocolError where two would have the same.
+    """
+    read: list[Json] = []
+    namespaces: dict[str, tuple[str, str]] = {}
+    for tool in tools:
+        if tool.get("type") != "namespace":
+            read.append(read_tool(tool))
+            continue
+        for member in tool["tools"]:
+            name = name_of(member["name"], tool["name"])
+            namespaces[name] = (tool["name"], member["name"])
+            read.append(read_tool({**member, "name": name}))
+    names = [tool["function"]["name"] for tool in read]
+    twice = [name for name in names if names.count(name) > 1]
+    if namespaces and twice:
+        raise ProtocolError(f"two tools go by the name {twice[0]!r}: give one of them another")
+    return read, namespaces
+
+
+def name_of(name: str, namespace: str | None) -> str:
+    """Returns by which name the policy knows a tool."""
+    if not namespace:
+        return name
+    return f"{namespace.removesuffix(SEPARATOR)}{SEPARATOR}{name}"
 
 
 def read_tool(tool: Json) -> Json:
@@ -69,7 +103,8 @@ def read_input(body: Json) -> list[Json]:
             else:
                 messages.append({"role": role, "content": text})
         elif kind == "function_call":
-            call = tool_call(item["call_id"], item["name"], item["arguments"])
+            name = name_of(item["name"], item.get("namespace"))
+            call = tool_call(item["call_id"], name, item["arguments"])
             assistant_message(messages).setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             result = {"role": "tool", "content": text_of(item["output"])}
@@ -106,7 +141,7 @@ def write(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
         "model": asked.model,
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": output_of(answered),
+        "output": output_of(asked, answered),
         "usage": usage_of(answered),
         "error": None,
         "instructions": None,
@@ -119,7 +154,7 @@ def write(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
     }
 
 
-def output_of(answered: AnsweredCompletion) -> list[Json]:
+def output_of(asked: AskedCompletion, answered: AnsweredCompletion) -> list[Json]:
     """Writes the answer's items: its thinking, its text, and its calls."""
     items: list[Json] = []
     if answered.thinking:
@@ -143,16 +178,17 @@ def output_of(answered: AnsweredCompletion) -> list[Json]:
             }
         )
     for call in answered.calls:
-        items.append(
-            {
-                "id": f"fc_{call.id}",
-                "type": "function_call",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": call.arguments,
-                "status": "completed",
-            }
-        )
+        item = {
+            "id": f"fc_{call.id}",
+            "type": "function_call",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": "completed",
+        }
+        if call.name in asked.namespaces:
+            item["namespace"], item["name"] = asked.namespaces[call.name]
+        items.append(item)
     return items
 
 
