@@ -7,9 +7,8 @@ once `Exited` was told; a request gets its answer or an error, and is counted on
 client that was cut off asks for it again.
 
 Limits end an episode once: the first request behind its last turn settles that. Its program has
-`programs.grace_s` of its own time left to end by itself; then it is ended as it asks again, and at
-once where a reward function pays, as it need say nothing any more. The same holds for one that asks
-again and again what has no room.
+`programs.grace_s` of its own time left to say what it earned; then it is ended, whether it asks
+again or not. The same holds for one that asks again and again what has no room.
 
     the same body comes again                               it gets
     while an answer to it waits that nobody listens for     that answer, the oldest of several
@@ -191,7 +190,7 @@ class Attempt:
         if self.deadlines.episode_s is not None:
             limits.append(max(0.0, self.deadlines.episode_s - self.used_s))
         self._is_in_grace = False
-        if self._grace_until_s is not None and self.spec.reward_path is not None:
+        if self._grace_until_s is not None:
             grace_s = max(0.0, self._grace_until_s - self.used_s)
             self._is_in_grace = grace_s <= min(limits, default=grace_s)
             limits.append(grace_s)

@@ -383,6 +383,10 @@ def outcome(attempt: Attempt, program: Program) -> tuple[ProgramReport, str]:
     """Returns what an ended program earned, and why its end is a failure; "": it is none."""
     code = program.exit_code or 0
     if code < 0:
+        if attempt.is_cut_short and "ended" in attempt.limits and pays_by_output(attempt):
+            # It has had its turns, and may have said what it earned before it was ended.
+            with contextlib.suppress(NoReward):
+                return report_of_output(text_of(program.output)), ""
         return NOTHING, f"the program was ended by signal {-code}{shown_errors(program)}"
     if attempt.spec.reward == "exit_code":
         return ProgramReport(reward=float(code == 0)), ""
@@ -396,6 +400,11 @@ def outcome(attempt: Attempt, program: Program) -> tuple[ProgramReport, str]:
         if attempt.reward_told:
             return NOTHING, ""
         return NOTHING, f"{error}{shown_errors(program)}"
+
+
+def pays_by_output(attempt: Attempt) -> bool:
+    """Returns whether a program says itself what it earned."""
+    return attempt.spec.reward == "stdout" and attempt.spec.reward_path is None
 
 
 def record_of(program: Program) -> Json:
