@@ -7,9 +7,8 @@ once `Exited` was told; a request gets its answer or an error, and is counted on
 client that was cut off asks for it again.
 
 Limits end an episode once: the first request behind its last turn settles that. Its program has
-`programs.grace_s` of its own time left to end by itself; then it is ended as it asks again, and at
-once where a reward function pays, as it need say nothing any more. The same holds for one that asks
-again and again what has no room.
+`programs.grace_s` of its own time left to say what it earned; then it is ended, whether it asks
+again or not. The same holds for one that asks again and again what has no room.
 
     the same body comes again                               it gets
     while an answer to it waits that nobody listens for     that answer, the oldest of several
@@ -41,8 +40,9 @@ from features.programs.exchange import (
     Refusal,
     Rewarded,
 )
+from features.programs.helper_requests import is_helper
 from features.programs.protocols import ProtocolError
-from features.programs.recall import Recall, message_of
+from features.programs.recall import Recall, message_of, without_thinking
 from features.programs.report import ProgramReport
 from features.programs.spec import ProgramSpec
 from workers.environments.clock import SHORT_S
@@ -66,6 +66,8 @@ class Pending:
     Attributes:
         asked: as the client sent it.
         digest: of its body.
+        trained: its answer is trained on.
+        before: stands for the conversation that it goes on.
         listeners: connections that wait for the answer.
         delivered: one of them was sent all of it.
         gone: what gives the answer up, where nobody has listened for a while.
@@ -75,6 +77,8 @@ class Pending:
     asked: AskedCompletion
     digest: bytes
     answered: "asyncio.Future[AnsweredCompletion]"
+    before: str = ""
+    trained: bool = True
     listeners: int = 0
     delivered: bool = False
     gone: asyncio.TimerHandle | None = None
@@ -121,6 +125,7 @@ class Attempt:
         limits: the refusals that it heard because of a limit.
         is_cut_short: it was ended behind a limit.
         reward_told: it has said what answers earned.
+        folder: in which its program works; "": where the trainer was started.
         output: the end of what it wrote to standard output.
         used_s: its own time.
         usage: what its function asked of the models beside the policy.
@@ -146,6 +151,7 @@ class Attempt:
     has_failed: bool = False
     limits: set[Refusal] = field(default_factory=set)
     is_cut_short: bool = False
+    folder: str = ""
     output: str = ""
     exited: bool = False
     ending: bool = False
@@ -184,7 +190,7 @@ class Attempt:
         if self.deadlines.episode_s is not None:
             limits.append(max(0.0, self.deadlines.episode_s - self.used_s))
         self._is_in_grace = False
-        if self._grace_until_s is not None and self.spec.reward_path is not None:
+        if self._grace_until_s is not None:
             grace_s = max(0.0, self._grace_until_s - self.used_s)
             self._is_in_grace = grace_s <= min(limits, default=grace_s)
             limits.append(grace_s)
@@ -270,15 +276,21 @@ class Attempt:
         self.refuse_if_ended()
         speaker = asked.speaker
         named = f"{speaker.agent} {speaker.conversation} ".encode()
+        if asked.only_counts:
+            named = b"counts " + named
         digest = hashlib.blake2b(named + body, digest_size=16).digest()
         for earlier in self.pending.values():
             if earlier.digest == digest and earlier.is_left:
                 self._adopt(earlier)
                 return earlier
-        check_messages(asked)
+        if not asked.only_counts:
+            check_messages(asked)
         number = len(self.pending) + 1
         future = asyncio.get_running_loop().create_future()
-        pending = Pending(number, asked, digest, future, listeners=1)
+        recalled = self.recall.recalled(asked.messages, speaker)
+        spec = self.spec
+        trained = not is_helper(asked, spec.train_models, spec.helper_prompts)
+        pending = Pending(number, asked, digest, future, recalled.digest, trained, listeners=1)
         self.pending[number] = pending
         self.waiting.add(number)
         self.counts["ignored"] += bool(asked.ignored)
@@ -289,7 +301,7 @@ class Attempt:
             self.key,
             Asked(
                 number=number,
-                messages=self.recall.recalled(asked.messages, speaker),
+                messages=recalled.messages,
                 prompt_ids=asked.prompt_ids,
                 tools=asked.tools,
                 max_tokens=asked.max_tokens,
@@ -299,6 +311,9 @@ class Attempt:
                 forces_call=asked.forces_call,
                 token_rules=asked.token_rules,
                 speaker=speaker,
+                model=asked.model,
+                trained=trained,
+                only_counts=asked.only_counts,
                 reward=reward,
                 seconds=self._new_seconds(),
             ),
@@ -348,12 +363,13 @@ class Attempt:
     def take_answer(self, number: int, answer: Answer) -> None:
         """Hands an answer on to whoever listens."""
         self.waiting.discard(number)
-        self._begin_step(is_refusal=bool(answer.refusal))
         pending = self.pending[number]
+        # One that counts for ever works for ever, as one that is refused for ever.
+        self._begin_step(is_refusal=bool(answer.refusal) or pending.asked.only_counts)
         if not pending.answered.done():
             if answer.refusal in ("ended", "context_length"):
                 self._meet_limit(pending, answer.refusal)
-            elif "ended" not in self.limits:
+            elif "ended" not in self.limits and not pending.asked.only_counts:
                 self._grace_until_s = None
             if answer.refusal:
                 code, status = REFUSALS[answer.refusal]
@@ -363,9 +379,14 @@ class Attempt:
                 pending.delivered = True
                 # Whoever tries again asks anew.
                 pending.digest = b""
+            elif pending.asked.only_counts:
+                counted = AnsweredCompletion(id="", text="", answer=answer)
+                pending.answered.set_result(counted)
+                # It is no answer of the policy's that somebody could miss.
+                pending.delivered = True
             else:
                 answer_id = f"{self.key}-{number}"
-                shown = self.recall.shown(pending.asked, answer_id, number, answer)
+                shown = self.recall.shown(pending.asked, answer_id, number, answer, pending.before)
                 pending.answered.set_result(shown)
         if not self.waiting and not self.ending:
             self.start_clock()
@@ -380,13 +401,17 @@ class Attempt:
         self._was_refused = is_refusal
 
     def conversations(self) -> list[list[Json]]:
-        """Lists the conversations that were had, each with its last answer."""
+        """Lists the conversations that were had, each with its last answer; no helpers'."""
         had = []
         for pending in self.pending.values():
             is_answered = pending.answered.done() and pending.answered.exception() is None
-            if not is_answered or not pending.asked.messages:
+            asked = pending.asked
+            if not is_answered or not asked.messages or asked.only_counts or not pending.trained:
                 continue
-            had.append([*pending.asked.messages, message_of(pending.answered.result())])
+            # One row has the answers of a client that sends thinking back, and of one that does
+            # not where it is added again.
+            messages = [without_thinking(message) for message in asked.messages]
+            had.append([*messages, message_of(pending.answered.result())])
         return without_beginnings(had)
 
     def take_reward(self, reward: float, number: int | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from custom.env_calls import located, takes_keyword
 from data.loading import load_extern_object
+from features.programs.helper_requests import unreadable_prompts
 from features.programs.kind import owns_verifiers
 from features.programs.settings import OWN_PYTHON, POLICY, ProgramsSettings
 from training.config.resources.user_code import unusable_object
@@ -17,13 +18,14 @@ from training.config.schema.ppo import PPOConfig
 from training.config.side_services import side_names, tool_sources
 
 # What a reward function of programs is called with, by name.
-OFFERED = ("task", "output", "conversations")
+OFFERED = ("task", "output", "conversations", "task_dir")
 
 
 def config_problems(config: PPOConfig) -> Iterator[str]:
     """Yields what settings of programs and of other sections contradict."""
     programs = config.section(ProgramsSettings)
     yield from _player_problems(programs, config)
+    yield from unreadable_prompts(programs.helper_prompts)
     choices = config.environments
     played = [
         choice for choice in choices if choice.plays_by_itself or owns_verifiers(config, choice)
@@ -31,6 +33,11 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
     yield from _host_problems(programs, config, bool(played))
     if played:
         yield from _played_problems(config)
+    elif programs.train_models or programs.helper_prompts:
+        yield (
+            "programs.train_models and programs.helper_prompts tell a program's requests apart: "
+            "set programs.command or programs.function"
+        )
     elif programs.preload or programs.request_timeout_s is not None:
         yield (
             "programs.preload and programs.request_timeout_s are a program's: set programs.command"

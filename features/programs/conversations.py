@@ -12,8 +12,10 @@ a request is compared with what the rows already read as:
     dropped thinking)                                            whole request
 
 Invariant: a sampled token has mask 1 in exactly one row of its episode, and stands there behind the
-very ids that the engine was given. Sampled tokens are compared by their text, in which white space
-does not count, because templates and clients strip it; all other text counts as it is.
+very ids that the engine was given. What was sampled for a helper (helper_requests.py) has none: its
+rows are kept apart, and a row that goes on from one holds it with mask 0. Sampled tokens are
+compared by their text, in which white space does not count, because templates and clients strip it;
+all other text counts as it is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -66,6 +68,7 @@ class RowPlace:
         start: response ids that the row has without `given`.
         pieces: what the row then reads as.
         behind: the mark that the request goes on from; None: it begins a row.
+        trained: the answer is; of a helper's it is not.
     """
 
     row: Row
@@ -74,6 +77,7 @@ class RowPlace:
     given: list[int]
     pieces: tuple[Piece, ...]
     behind: Mark | None = None
+    trained: bool = True
 
 
 @dataclass(eq=False)
@@ -83,6 +87,7 @@ class Conversations:
     Attributes:
         marks: behind each sampled turn, in the order in which they were sampled.
         busy: rows whose next turn is being sampled.
+        helpers: rows whose answers are not trained on.
     """
 
     tokens: TurnTokens
@@ -90,12 +95,16 @@ class Conversations:
     rows: list[Row]
     marks: list[Mark] = field(default_factory=list)
     busy: list[Row] = field(default_factory=list)
+    helpers: list[Row] = field(default_factory=list)
 
-    def place(self, messages: Messages, tools: Tools, speaker: Speaker = NOBODY) -> RowPlace | None:
+    def place(
+        self, messages: Messages, tools: Tools, speaker: Speaker = NOBODY, trained: bool = True
+    ) -> RowPlace | None:
         """Finds a place with room for one token at least; changes nothing.
 
         Args:
             speaker: who asks; the request goes on in no other's rows.
+            trained: the answer is; of a helper's it is not.
 
         Returns:
             None where there is no such place.
@@ -104,7 +113,7 @@ class Conversations:
             TemplateRefusal: the chat template does not take the messages.
         """
         rendered = self._rendered(messages, tools)
-        marks = self._marks_of(speaker)
+        marks = self._marks_of(speaker, trained)
         for mark in sorted(marks, key=lambda mark: len(mark.text), reverse=True):
             end = end_of(mark, rendered)
             # An answer that was cut at `<` is not the beginning of the `<|im_end|>` behind another.
@@ -114,13 +123,13 @@ class Conversations:
             if given is None:
                 continue
             pieces = (*mark.pieces, Piece(rendered[end:], is_sampled=False))
-            place = self._behind(mark, given, pieces)
+            place = self._behind(mark, given, pieces, trained)
             if place is not None:
                 return place
             # The row is full; as a prompt the conversation may have room.
             break
         pieces = (Piece(rendered, is_sampled=False),)
-        return self._beginning(self.tokens.encode(rendered), pieces, speaker)
+        return self._beginning(self.tokens.encode(rendered), pieces, speaker, trained)
 
     def _rendered(self, messages: Messages, tools: Tools) -> str:
         """Renders a request. Raises TemplateRefusal, whatever is in it."""
@@ -135,45 +144,57 @@ class Conversations:
                 f"the chat template cannot render this request: {type(error).__name__}: {error}"
             ) from error
 
-    def place_ids(self, prompt_ids: Sequence[int], speaker: Speaker = NOBODY) -> RowPlace | None:
+    def place_ids(
+        self, prompt_ids: Sequence[int], speaker: Speaker = NOBODY, trained: bool = True
+    ) -> RowPlace | None:
         """Does as `place` with the ids that are to be continued."""
         ids = list(prompt_ids)
-        for mark in sorted(self._marks_of(speaker), key=length_of, reverse=True):
+        for mark in sorted(self._marks_of(speaker, trained), key=length_of, reverse=True):
             known = [*mark.row.prompt_ids, *mark.row.ids[: mark.held]]
             if len(ids) <= len(known) or ids[: len(known)] != known:
                 continue
-            place = self._behind(mark, ids[len(known) :], ())
+            place = self._behind(mark, ids[len(known) :], (), trained)
             if place is not None:
                 return place
             break
-        return self._beginning(ids, (), speaker)
+        return self._beginning(ids, (), speaker, trained)
 
-    def _marks_of(self, speaker: Speaker) -> list[Mark]:
-        """Lists the marks in a speaker's rows."""
-        return [mark for mark in self.marks if mark.row.speaker == speaker]
+    def _marks_of(self, speaker: Speaker, trained: bool) -> list[Mark]:
+        """Lists the marks in a speaker's rows, those first whose rows the answer may be in."""
+        marks = [mark for mark in self.marks if mark.row.speaker == speaker]
+        if not self.helpers:
+            return marks
+        return sorted(marks, key=lambda mark: trained == is_among(mark.row, self.helpers))
 
-    def _behind(self, mark: Mark, given: list[int], pieces: tuple[Piece, ...]) -> RowPlace | None:
+    def _behind(
+        self, mark: Mark, given: list[int], pieces: tuple[Piece, ...], trained: bool
+    ) -> RowPlace | None:
         """Goes on behind a mark; None where the row has no room for more."""
         at_end = mark.held == len(mark.row.ids) and not is_among(mark.row, self.busy)
+        if trained == is_among(mark.row, self.helpers):
+            # A row is trained on, or it is a helper's.
+            at_end = False
         row = mark.row if at_end else fork(mark.row, mark.held)
         if self.limits.room(row) <= len(given):
             return None
         kind: Literal["grows", "forks"] = "grows" if at_end else "forks"
-        return RowPlace(row, kind, len(row.ids), given, pieces, mark)
+        return RowPlace(row, kind, len(row.ids), given, pieces, mark, trained)
 
     def _beginning(
-        self, prompt_ids: list[int], pieces: tuple[Piece, ...], speaker: Speaker
+        self, prompt_ids: list[int], pieces: tuple[Piece, ...], speaker: Speaker, trained: bool
     ) -> RowPlace | None:
         """Begins a row; None where the prompt is too long."""
         row = Row(prompt_ids=prompt_ids, speaker=speaker)
         if len(prompt_ids) > self.limits.prompt_length or self.limits.room(row) <= 0:
             return None
-        return RowPlace(row, "begins", 0, [], pieces)
+        return RowPlace(row, "begins", 0, [], pieces, trained=trained)
 
     def enter(self, place: RowPlace) -> Row:
         """Takes a place; returns its row, which ends where the answer begins."""
         if place.kind != "grows":
             self.rows.append(place.row)
+            if not place.trained:
+                self.helpers.append(place.row)
         if place.behind is not None:
             place.behind.is_used = True
         place.row.append_tokens(place.given)
@@ -210,6 +231,10 @@ class Conversations:
             self._shorten(mark.row, mark.start)
             return True
         return False
+
+    def drop_helpers(self) -> None:
+        """Takes the rows of helpers out of the episode's."""
+        self.rows[:] = [row for row in self.rows if not is_among(row, self.helpers)]
 
     def _free(self, row: Row) -> None:
         self.busy = [other for other in self.busy if other is not row]

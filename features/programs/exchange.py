@@ -52,6 +52,9 @@ class AskedCompletion:
         sampling: the client's own settings, by OpenAI's names.
         ignored: settings of the client's that have no effect.
         speaker: whose turn it is, of a program in which several agents speak.
+        only_counts: the client wants to know how many tokens its request has, and no answer.
+        namespaces: of tools that stand in one, by the name that the policy knows: its name, and
+            the tool's in it.
     """
 
     messages: list[Json] = field(default_factory=list)
@@ -70,6 +73,8 @@ class AskedCompletion:
     sampling: dict[str, float] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     speaker: Speaker = NOBODY
+    only_counts: bool = False
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,9 @@ class Asked:
     Attributes:
         number: of the request, counted from 1 in an attempt.
         sampling, forces_call, token_rules: what the client wants otherwise than the run, maybe.
+        model: what the client calls the policy.
+        trained: its answer is trained on; of a helper's it is not.
+        only_counts: no turn is asked for, but how many tokens the request has.
         reward: of the answer behind which this request goes on; None: it says nothing of that.
         seconds: that the program worked since it was answered last.
     """
@@ -94,6 +102,9 @@ class Asked:
     forces_call: bool = False
     token_rules: tuple[str, ...] = ()
     speaker: Speaker = NOBODY
+    model: str = "policy"
+    trained: bool = True
+    only_counts: bool = False
     reward: float | None = None
     seconds: float = 0.0
 

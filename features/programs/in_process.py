@@ -2,8 +2,8 @@
 live.
 
 The client is OpenAI's, connected to the same server that commands speak to; beside it a function
-may take `seed`, and what services beside the policy offer, such as `models`. Invariant: a function
-that is given up ends, wherever it waits: its thread wakes up often.
+may take `seed`, `task_dir` and what services beside the policy offer, such as `models`. Invariant:
+a function that is given up ends, wherever it waits: its thread wakes up often.
 """
 
 import asyncio
@@ -81,17 +81,21 @@ class FunctionProgram:
                 f"{self.where} is no `async def`; write async def solve(task, client)"
             )
 
-    def run(self, task: str, seed: int, base_url: str, token: str) -> float | None:
+    def run(
+        self, task: str, seed: int, base_url: str, token: str, task_dir: str = ""
+    ) -> float | None:
         """Returns what the function does; None, of a function that pays by its requests alone.
 
         Args:
             task: as JSON text.
             base_url, token: of the server, with the protocol's `/v1`.
+            task_dir: a folder of its own.
         """
-        reward = asyncio.run(self._solve(json.loads(task), seed, base_url, token))
+        offered = {"task": json.loads(task), "seed": seed, "task_dir": task_dir}
+        reward = asyncio.run(self._solve(offered, base_url, token))
         return None if reward is None else check_reward(reward, self.where)
 
-    async def _solve(self, task: Any, seed: int, base_url: str, token: str) -> Any:
+    async def _solve(self, given: Mapping[str, Any], base_url: str, token: str) -> Any:
         import openai
 
         # Not through a proxy of the machine's, which the environment may name.
@@ -101,7 +105,7 @@ class FunctionProgram:
             async with openai.AsyncOpenAI(
                 base_url=base_url, api_key=token, http_client=http
             ) as client:
-                offered = {"task": task, "client": client, "seed": seed, **self.beside}
+                offered = {**given, "client": client, **self.beside}
                 arguments = {
                     name: value
                     for name, value in offered.items()

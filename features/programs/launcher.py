@@ -109,17 +109,21 @@ class Launcher:
         """Returns whether its process has died: it starts nothing more."""
         return self._server.is_lost
 
-    async def start(self, argv: Sequence[str], env: dict[str, str], input: bytes) -> Program:
+    async def start(
+        self, argv: Sequence[str], env: dict[str, str], input: bytes, folder: str = ""
+    ) -> Program:
         """Starts a program; raises CannotStart.
 
         Args:
             env: all of its environment; MARK in it names the attempt.
             input: what it may read on standard input.
+            folder: in which it works; "": where the trainer was started.
         """
         await self._wait_until_ready()
         request = {
             "argv": list(argv),
             "env": env,
+            "folder": folder,
             "memory_bytes": self._memory_bytes,
             "open_files": OPEN_FILES,
             "forks": bool(self.modules),

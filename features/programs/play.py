@@ -46,8 +46,17 @@ REQUESTS_PER_ATTEMPT = 1_000_000
 FIRST_OF_CONTENTS = 1_000_000_000
 # Counts of an episode's requests: all that became turns, and which of them made a row
 # grow, forked one or began one; those that were refused; answers that nobody took; requests whose
-# own sampling was overridden.
-COUNTS = ("requests", "grows", "forks", "begins", "refused", "undelivered", "overridden")
+# own sampling was overridden; those that are not trained.
+COUNTS = (
+    "requests",
+    "grows",
+    "forks",
+    "begins",
+    "refused",
+    "undelivered",
+    "overridden",
+    "helpers",
+)
 
 
 @dataclass(eq=False)
@@ -66,6 +75,7 @@ class ProgramEpisode:
     Attributes:
         client_sampling: what becomes of a request that asks for another sampling than the run's.
         flights: requests that are being sampled, by number.
+        trained_turns: those whose answers are trained on; helpers' earn nothing.
         turn_of: the turn of every request that became one.
         sizes: how many messages the request of each turn had.
         first_messages: of the first request, with which the episode's first conversation begins.
@@ -81,6 +91,7 @@ class ProgramEpisode:
     tokens: TurnTokens
     client_sampling: str = "override"
     flights: dict[int, Flight] = field(default_factory=dict)
+    trained_turns: list[int] = field(default_factory=list)
     turn_of: dict[int, int] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
     first_messages: list[dict[str, Any]] | None = None
@@ -118,7 +129,7 @@ class ProgramEpisode:
         if isinstance(heard, Gone):
             return self._gone(heard.number)
         if isinstance(heard, Rewarded):
-            turn = len(self.episode.turns) - 1
+            turn = self._last_trained_turn
             if heard.number is not None:
                 turn = self.turn_of.get(heard.number, -1)
             self._pay(turn, heard.reward)
@@ -135,7 +146,10 @@ class ProgramEpisode:
             size = len(self.tokens.tokenizer)
             told = f"the token id {unknown} is none of the model's, which are 0 to {size - 1}"
             return self._refuse(asked, "template", told)
-        self._note_beginning(asked)
+        if asked.only_counts:
+            return self._count(asked)
+        if asked.trained:
+            self._note_beginning(asked)
         max_turn = self.limits.max_turn
         if episode.ending or (max_turn is not None and len(episode.turns) >= max_turn):
             episode.ending = "max_turns"
@@ -157,11 +171,24 @@ class ProgramEpisode:
             )
         return self._launch(asked, place)
 
+    def _count(self, asked: Asked) -> Several:
+        """Tells how many tokens a request has; that is no turn, and has no limit."""
+        try:
+            size = self._size(asked)
+        # As where a request is placed, odd messages are its own fault alone.
+        except Exception as error:
+            return self._refuse(asked, "template", f"{type(error).__name__}: {error}")
+        return self._tell(asked.number, Answer(prompt_tokens=size))
+
+    def _size(self, asked: Asked) -> int:
+        """Counts the tokens of a request's prompt."""
+        if asked.prompt_ids:
+            return len(asked.prompt_ids)
+        return len(self.tokens.prompt(asked.messages, asked.tools))
+
     def _too_long(self, asked: Asked) -> str:
         """Says that a request has no room, in words by which agents' libraries know it."""
-        size = len(asked.prompt_ids)
-        if not asked.prompt_ids:
-            size = len(self.tokens.prompt(asked.messages, asked.tools))
+        size = self._size(asked)
         limits = self.limits
         return too_long(
             size,
@@ -194,8 +221,10 @@ class ProgramEpisode:
 
     def _place(self, asked: Asked) -> RowPlace | None:
         if asked.prompt_ids:
-            return self.conversations.place_ids(asked.prompt_ids, asked.speaker)
-        return self.conversations.place(asked.messages, asked.tools, asked.speaker)
+            return self.conversations.place_ids(asked.prompt_ids, asked.speaker, asked.trained)
+        return self.conversations.place(
+            asked.messages, asked.tools, asked.speaker, trained=asked.trained
+        )
 
     def _launch(self, asked: Asked, place: RowPlace) -> Several:
         """Makes a request a turn of the episode, and has it sampled."""
@@ -215,6 +244,7 @@ class ProgramEpisode:
         self.turn_of[asked.number] = turn
         self.counts["requests"] += 1
         self.counts[place.kind] += 1
+        self.counts["helpers"] += not asked.trained
         sampling = replace(sampling, max_tokens=longest)
         return Several(sample=Sample(row.token_ids, sampling, self._engine_number(asked.number)))
 
@@ -234,10 +264,17 @@ class ProgramEpisode:
             if asked.reward is not None:
                 self._pay(behind, asked.reward)
         elif asked.reward is not None:
-            self._pay(len(turns) - 1, asked.reward)
+            self._pay(self._last_trained_turn, asked.reward)
         turns.append(Turn(text="", finish_reason="", asked=new_messages, behind=behind))
         self.sizes.append(len(asked.messages))
+        if asked.trained:
+            self.trained_turns.append(len(turns) - 1)
         return len(turns) - 1
+
+    @property
+    def _last_trained_turn(self) -> int:
+        """Returns the last turn that can earn something; -1 where there is none."""
+        return self.trained_turns[-1] if self.trained_turns else -1
 
     def _as_text(self, token_ids: Sequence[int]) -> list[Message]:
         """Shows ids that a client asks to be continued, for records; they are no messages."""
@@ -271,7 +308,7 @@ class ProgramEpisode:
             first = self.first_messages or []
             depth = sum(message["role"] == "assistant" for message in asked.messages)
             is_first_conversation = asked.messages[: len(first)] == first
-        if is_first_conversation and depth not in self.depths:
+        if asked.trained and is_first_conversation and depth not in self.depths:
             self.depths.add(depth)
             return depth
         ids = array("q", [*place.row.token_ids, *place.given])
@@ -358,7 +395,12 @@ class ProgramEpisode:
     # Rewards
 
     def _pay(self, turn: int, reward: float) -> None:
-        """Puts a reward on the last token of a turn; it is dropped where nothing was sampled."""
+        """Puts a reward on the last token of a turn; it is dropped where nothing was sampled.
+
+        A helper's turn earns nothing.
+        """
+        if turn not in self.trained_turns:
+            return
         for row in self.episode.rows:
             for span in reversed(row.spans):
                 if span.turn != turn:
@@ -385,6 +427,7 @@ class ProgramEpisode:
         for number in exited.undelivered:
             self.counts["undelivered"] += 1
             self._retract(number)
+        self.conversations.drop_helpers()
         if exited.reward is not None and episode.rows:
             self._pay(last_turn(episode.rows), exited.reward)
         for name, earned in exited.earned.items():

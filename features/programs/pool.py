@@ -39,6 +39,8 @@ from features.programs.report import NOTHING, NoReward, ProgramReport, report_of
 from features.programs.rewards import RewardSpec
 from features.programs.server import ProgramServer
 from features.programs.spec import ProgramSpec
+from features.programs.task_folders import TaskFolders, python_path, remove, with_whole_paths
+from features.programs.task_words import NoSuchWord, with_task
 from workers.environments.clock import waited_for_processor
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
@@ -91,6 +93,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         # The call that ends the program of each attempt that runs one.
         self._kills: dict[int, Callable[[], None]] = {}
         self._launchers: dict[tuple[Any, ...], Launcher] = {}
+        self._folders: TaskFolders | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         lasting = {spec.token for spec in specs.values() if spec.token is not None}
         self._server = ProgramServer(max_tokens, port, host, lasting_tokens=lasting)
@@ -186,6 +189,8 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
             await jobs.close()
         for task in self._tasks:
             task.cancel()
+        if self._folders is not None:
+            self._folders.close()
 
     def _begin(self, key: int, spec: ProgramSpec, seed: int, task: str) -> None:
         attempt = Attempt(
@@ -194,11 +199,15 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
             seed=seed,
             task=task,
             token=spec.token or secrets.token_urlsafe(24),
-            recall=Recall(get_parser(spec.parser)),
+            recall=Recall(get_parser(spec.parser), spec.dropped_thinking == "recalled"),
             deadlines=self._deadlines,
             tell=self._tell,
             kill=lambda: self._kill(key),
         )
+        if spec.has_folder and not spec.is_by_hand:
+            if self._folders is None:
+                self._folders = TaskFolders()
+            attempt.folder = self._folders.make()
         self._attempts[key] = attempt
         self._server.register(attempt)
         self._spawn(self._run(attempt))
@@ -223,6 +232,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         self._server.forget(attempt)
         if attempt.spec.reward_path is None or attempt.has_failed:
             self._replies.put((key, StepReply(done=True, usage=asked_of_models(attempt))))
+            self._empty(attempt)
         else:
             self._spawn(self._score(attempt))
 
@@ -236,11 +246,22 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
                 spec.reward_path, spec.reward_name, spec.reward_kwargs, spec.services
             )
             self._rewards[source] = Jobs(function, self._homes)
-        arguments = (json.loads(attempt.task), attempt.output, attempt.conversations())
+        arguments = (
+            json.loads(attempt.task),
+            attempt.output,
+            attempt.conversations(),
+            attempt.folder,
+        )
         reply = await self._rewards[source].run(attempt.key, *arguments)
         add_counts(attempt.usage, reply.usage)
         usage = asked_of_models(attempt)
         self._replies.put((attempt.key, replace(reply, usage=usage)))
+        self._empty(attempt)
+
+    def _empty(self, attempt: Attempt) -> None:
+        """Removes what a program has left in its folder."""
+        if attempt.folder:
+            self._loop.run_in_executor(None, remove, attempt.folder)
 
     def _kill(self, key: int) -> None:
         kill = self._kills.get(key)
@@ -288,13 +309,17 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         jobs = self._functions[source]
         self._kills[attempt.key] = lambda: jobs.give_up(attempt.key)
         base_url = f"{self._server.url(attempt.token)}/v1"
-        reply = await jobs.run(attempt.key, attempt.task, attempt.seed, base_url, attempt.token)
+        arguments = (attempt.task, attempt.seed, base_url, attempt.token, attempt.folder)
+        reply = await jobs.run(attempt.key, *arguments)
         add_counts(attempt.usage, reply.usage)
         attempt.tell_exit(report=ProgramReport(reward=reply.reward), crash=reply.error, record={})
 
     async def _start(self, attempt: Attempt) -> Program:
         spec = attempt.spec
-        argv = list(spec.command)
+        try:
+            argv = with_task(with_whole_paths(spec.command), attempt.task)
+        except NoSuchWord as error:
+            raise CannotStart(str(error)) from None
         python = sys.executable
         if spec.preload:
             python = argv.pop(0)
@@ -307,7 +332,8 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
                 python, spec.preload, spec.memory_gb, dict(spec.variables)
             )
         environment = environment_of(attempt, self._server.url(attempt.token))
-        return await self._launchers[where].start(argv, environment, attempt.task.encode() + b"\n")
+        input = attempt.task.encode() + b"\n"
+        return await self._launchers[where].start(argv, environment, input, attempt.folder)
 
 
 def environment_of(attempt: Attempt, url: str) -> dict[str, str]:
@@ -333,6 +359,11 @@ def environment_of(attempt: Attempt, url: str) -> dict[str, str]:
     }
     if len(attempt.task.encode()) <= MAX_VARIABLE_BYTES:
         environment["TASK"] = attempt.task
+    if attempt.folder:
+        environment |= {"TASK_DIR": attempt.folder, "START_DIR": os.getcwd()}
+        folders = python_path(attempt.spec.command, environment.get("PYTHONPATH", ""))
+        if folders:
+            environment["PYTHONPATH"] = folders
     return environment
 
 
@@ -352,6 +383,10 @@ def outcome(attempt: Attempt, program: Program) -> tuple[ProgramReport, str]:
     """Returns what an ended program earned, and why its end is a failure; "": it is none."""
     code = program.exit_code or 0
     if code < 0:
+        if attempt.is_cut_short and "ended" in attempt.limits and pays_by_output(attempt):
+            # It has had its turns, and may have said what it earned before it was ended.
+            with contextlib.suppress(NoReward):
+                return report_of_output(text_of(program.output)), ""
         return NOTHING, f"the program was ended by signal {-code}{shown_errors(program)}"
     if attempt.spec.reward == "exit_code":
         return ProgramReport(reward=float(code == 0)), ""
@@ -365,6 +400,11 @@ def outcome(attempt: Attempt, program: Program) -> tuple[ProgramReport, str]:
         if attempt.reward_told:
             return NOTHING, ""
         return NOTHING, f"{error}{shown_errors(program)}"
+
+
+def pays_by_output(attempt: Attempt) -> bool:
+    """Returns whether a program says itself what it earned."""
+    return attempt.spec.reward == "stdout" and attempt.spec.reward_path is None
 
 
 def record_of(program: Program) -> Json:

@@ -30,13 +30,16 @@ def run(request: dict[str, Any], files: list[int]) -> int:
     """Becomes a program; returns its exit code, where that is a Python file.
 
     Args:
-        request: `argv`, `env`, `forks` (a Python file is run here), and the bounds of `limit`.
+        request: `argv`, `env`, `folder`, `forks` (a Python file is run here), and the bounds of
+            `limit`.
         files: its standard input, output and error.
     """
     for place, file in enumerate(files):
         os.dup2(file, place)
         os.close(file)
     limit(request)
+    if request["folder"]:
+        os.chdir(request["folder"])
     if not request["forks"]:
         os.execvpe(request["argv"][0], request["argv"], request["env"])
     try:

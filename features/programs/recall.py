@@ -2,21 +2,23 @@
 
 A client gets an answer in parts: text, thinking, tool calls. When it sends the conversation back,
 the answer is to read as it was sampled. Invariant: a message counts as the policy's own only where
-all that the client was shown of it comes back, from the same speaker and behind the very messages
-that it was sampled for. What only looks like an answer is the client's own: an example, the words
-of another agent, a history that was rewritten. So is what two answers at one place have in common.
+all of it comes back, its thinking included, from the same speaker and behind the very messages that
+it was sampled for. One whose thinking a client drops reads as it was sent, as it will once the
+policy is deployed, where nobody remembers it; `programs.dropped_thinking=recalled` adds it again.
+What only looks like an answer is the client's own: an example, the words of another agent, a
+history that was rewritten. So is what two answers at one place have in common.
 """
 
 import hashlib
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from custom.tools.calls import ToolCall
 from custom.tools.parsers import TAG, ActionParser
 from features.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Call, Json
-from features.programs.protocols.protocol import check_depth, tool_call
+from features.programs.protocols.protocol import THINKING_KEY, check_depth, tool_call
 from workers.rollout.speaker import NOBODY, Speaker
 
 # Thinking at the beginning of an answer; its opening may stand in the prompt.
@@ -27,39 +29,55 @@ MAX_CALL_DEPTH = 50
 ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 
 
+class Recalled(NamedTuple):
+    """Holds a conversation with its answers as they were sampled.
+
+    `digest` stands for the conversation as the client sent it.
+    """
+
+    messages: list[Json]
+    digest: str
+
+
 @dataclass(eq=False)
 class Recall:
     """Makes answers for clients, and knows them again.
 
     Attributes:
+        adds_thinking: an answer is known again also where its thinking does not come back.
         by_place: texts as sampled, by who asked, what came before them and what the client saw of
             them; None: several look alike there.
         unread: how many answers had calls that could not be read.
     """
 
     parser: ActionParser
+    adds_thinking: bool = False
     by_place: dict[tuple[Speaker, str, str], str | None] = field(default_factory=dict)
     unread: int = 0
 
-    def recalled(self, messages: list[Json], speaker: Speaker = NOBODY) -> list[Json]:
+    def recalled(self, messages: list[Json], speaker: Speaker = NOBODY) -> Recalled:
         """Returns a speaker's messages with each answer of the policy's as it was sampled."""
         recalled = []
         before = ""
         for message in messages:
             as_sampled = message
             if message["role"] == "assistant":
-                look = look_of(message["content"], calls_in(message))
+                look = look_of(message["content"], calls_in(message), message.get(THINKING_KEY, ""))
                 text = self.by_place.get((speaker, before, look))
                 if text is not None:
                     as_sampled = {"role": "assistant", "content": text}
             recalled.append(as_sampled)
-            before = digest(before, message)
-        return recalled
+            before = digest(before, without_thinking(message) if self.adds_thinking else message)
+        return Recalled(recalled, before)
 
     def shown(
-        self, asked: AskedCompletion, answer_id: str, number: int, answer: Answer
+        self, asked: AskedCompletion, answer_id: str, number: int, answer: Answer, before: str
     ) -> AnsweredCompletion:
-        """Makes what the client sees of an answer, and remembers that."""
+        """Makes what the client sees of an answer, and remembers that.
+
+        Args:
+            before: the digest of the conversation, as `recalled` gave it.
+        """
         text = answer.text
         if answer.stop is not None:
             text = text.partition(answer.stop)[0]
@@ -78,19 +96,20 @@ class Recall:
         )
         # Of ids that are to be continued no messages are known.
         if asked.messages:
-            self._remember(asked, answered)
+            self._remember(asked.speaker, before, answered)
         return answered
 
-    def _remember(self, asked: AskedCompletion, answered: AnsweredCompletion) -> None:
+    def _remember(self, speaker: Speaker, before: str, answered: AnsweredCompletion) -> None:
         """Remembers what an answer looks like, and where it stands."""
-        before = ""
-        for message in asked.messages:
-            before = digest(before, message)
-        look = look_of(answered.text, [(call.name, call.arguments) for call in answered.calls])
-        place = (asked.speaker, before, look)
+        calls = [(call.name, call.arguments) for call in answered.calls]
+        looks = {look_of(answered.text, calls, answered.thinking)}
+        if self.adds_thinking:
+            looks.add(look_of(answered.text, calls))
         sampled = answered.answer.text
-        is_only = self.by_place.get(place, sampled) == sampled
-        self.by_place[place] = sampled if is_only else None
+        for look in looks:
+            place = (speaker, before, look)
+            is_only = self.by_place.get(place, sampled) == sampled
+            self.by_place[place] = sampled if is_only else None
 
     def _read_calls(self, tools: list[Json], text: str, number: int) -> list[Call]:
         """Reads the tool calls in a text; one that cannot be read leaves all of it text."""
@@ -150,8 +169,13 @@ def calls_in(message: Json) -> list[tuple[str, Any]]:
     ]
 
 
-def look_of(text: str, calls: list[tuple[str, Any]]) -> str:
-    """Returns what an answer looks like to a client; white space around its text aside."""
+def without_thinking(message: Json) -> Json:
+    """Returns a message without its thinking."""
+    return {name: value for name, value in message.items() if name != THINKING_KEY}
+
+
+def look_of(text: str, calls: list[tuple[str, Any]], thinking: str = "") -> str:
+    """Returns what an answer looks like to a client; white space around its texts aside."""
     read_calls = []
     for name, arguments in calls:
         value = arguments
@@ -161,7 +185,7 @@ def look_of(text: str, calls: list[tuple[str, Any]]) -> str:
             except ValueError:
                 value = arguments
         read_calls.append([name, value])
-    return ENCODER.encode([text.strip(), read_calls])
+    return ENCODER.encode([text.strip(), read_calls, thinking.strip()])
 
 
 def digest(before: str, message: Json) -> str:

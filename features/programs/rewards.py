@@ -52,19 +52,27 @@ class ProgramReward:
         # What it may take of services, by the arguments' names.
         self.beside = dict(beside or {})
 
-    def run(self, task: Any, output: str, conversations: list[list[dict[str, Any]]]) -> float:
+    def run(
+        self,
+        task: Any,
+        output: str,
+        conversations: list[list[dict[str, Any]]],
+        task_dir: str = "",
+    ) -> float:
         """Returns the reward; BadRewardFunction where the function gives none.
 
         That a model beside the policy did not answer it (ModelError) fails the episode alone.
 
         Args:
             conversations: of each row the messages, as the program sent and got them.
+            task_dir: the folder in which the program worked, with what it left there.
         """
         where = located(getattr(self.function, "func", self.function), "reward_fn")
         offered = {
             "task": task,
             "output": output,
             "conversations": conversations,
+            "task_dir": task_dir,
             **self.beside,
         }
         # Arguments that the config gives stay.

@@ -113,6 +113,9 @@ def serve(config: PPOConfig, model: ModelSpec, engine: BaseRollout, port: int) -
     spec = ProgramSpec(
         parser=config.agent.parser,
         client_sampling=programs.client_sampling,
+        dropped_thinking=programs.dropped_thinking,
+        train_models=programs.train_models,
+        helper_prompts=programs.helper_prompts,
         request_timeout_s=programs.request_timeout_s,
         token=secrets.token_urlsafe(24),
         # Nothing is written to the run's folder.

@@ -5,22 +5,23 @@
 It listens on loopback, or where it is told to (`programs.host`), and belongs to the thread of
 the pool. An episode is known by its token, in the path or as the key; everything else is refused.
 Invariant: nothing that comes over a connection holds the server up or grows without a bound:
-bodies, headers' time and connections have limits, and an error is told in the protocol's own form.
+bodies, their time and connections (connections.py) have limits, and an error is told in the
+protocol's own form.
 """
 
 import asyncio
+import contextlib
 import json
-import resource
 import socket
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 from aiohttp import web
 
 from custom.env_calls import check_reward
 from features.programs.attempt import Attempt, Pending
+from features.programs.connections import IDLE_S, Connection, Connections
 from features.programs.exchange import AskedCompletion, Json
 from features.programs.protocols import ProtocolError, anthropic_messages, protocol_of
 from features.programs.protocols.protocol import Protocol, check_depth, openai_error, too_long
@@ -32,11 +33,9 @@ BYTES_PER_TOKEN = 64
 BYTES_BESIDE = 1 << 20
 # As many bytes a token has in most texts.
 BYTES_OF_A_WORD = 4
-# The longest that a connection may take to send a request's headers, and its body, in seconds.
-HEADERS_S = 30.0
+# The longest that a connection may take to send a request's body, in seconds.
 BODY_S = 60.0
-# Connections that may be open, and how many may wait to be opened.
-MAX_CONNECTIONS = 4096
+# Connections that may wait to be opened.
 BACKLOG = 1024
 # How often a stream that waits is sent a comment, so that nobody takes it for dead.
 HEARTBEAT_S = 5.0
@@ -89,21 +88,26 @@ class ProgramServer:
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        # The timers that close connections which have sent no request yet.
-        self._deadlines: dict[Any, asyncio.TimerHandle] = {}
+        self._connections: Connections | None = None
 
     async def start(self) -> None:
         """Begins to listen, at a free port."""
         application = web.Application(client_max_size=self.max_bytes)
         application.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(
-            application, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
+            application,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S,
+            keepalive_timeout=IDLE_S,
         )
         await self._runner.setup()
+        assert self._runner.server is not None
+        self._connections = Connections(self._runner.server)
         listening = self._listen()
         self.port = listening.getsockname()[1]
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._connection, sock=listening)
+        self._listener = await loop.create_server(self._connections.accept, sock=listening)
 
     def _listen(self) -> socket.socket:
         """Opens the port; OSError says where that is not possible."""
@@ -137,31 +141,26 @@ class ProgramServer:
         """Serves an attempt no more: whoever asks is told that it has ended."""
         if self._attempts.pop(attempt.token, None) is not None:
             self._ended.append(attempt.token)
-
-    # Connections
-
-    def _connection(self) -> asyncio.BaseProtocol:
-        """Makes what handles a new connection; one too many is closed."""
-        assert self._runner is not None and self._runner.server is not None
-        server = self._runner.server
-        if len(server.connections) >= most_connections():
-            return ClosesAtOnce()
-        handler = server()
-        loop = asyncio.get_running_loop()
-        self._deadlines[handler] = loop.call_later(HEADERS_S, self._close, handler)
-        return handler
-
-    def _close(self, handler: Any) -> None:
-        """Closes a connection that has sent no request in time."""
-        del self._deadlines[handler]
-        if handler.transport is not None:
-            handler.transport.close()
+        # A token that has one episode after another keeps what it will use again.
+        if self._connections is not None and attempt.token not in self._lasting_tokens:
+            self._connections.close_idle(attempt.token)
 
     async def _handle(self, http: web.Request) -> web.StreamResponse:
-        """Answers one request."""
-        deadline = self._deadlines.pop(http.protocol, None)
-        if deadline is not None:
-            deadline.cancel()
+        """Answers one request; whoever names no episode is heard once."""
+        assert self._connections is not None
+        with self._connections.answering(http.protocol) as connection:
+            response = await self._respond(http, connection)
+            if not connection.token:
+                response.force_close()
+            # All of it, before the connection counts as idle; the client may be gone.
+            with contextlib.suppress(ConnectionError):
+                await response.prepare(http)
+                await response.write_eof()
+        return response
+
+    async def _respond(self, http: web.Request, connection: Connection) -> web.StreamResponse:
+        """Makes the response to a request, or an error in its protocol's form."""
+        assert self._connections is not None
         path = http.path.rstrip("/")
         protocol = protocol_of(path)
         write_error: Callable[[ProtocolError], Json] = openai_error
@@ -172,6 +171,7 @@ class ProgramServer:
         attempt = None
         try:
             attempt = await self._attempt_of(http)
+            self._connections.assign(connection, attempt.token)
             if path.endswith("/models") and http.method == "GET":
                 return web.json_response(list_models(attempt))
             if "/v1/models/" in path and http.method == "GET":
@@ -317,23 +317,6 @@ class ProgramServer:
             raise unreadable(error) from None
         except TimeoutError:
             raise ProtocolError(f"no whole body within {BODY_S:g} s", "timeout", 408) from None
-
-
-def most_connections() -> int:
-    """Returns how many connections may be open: of the files of this process half are for others.
-
-    A program that leaks connections would take from the rest what starts their processes.
-    """
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files // 2)
-
-
-class ClosesAtOnce(asyncio.Protocol):
-    """Closes its connection."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Closes it."""
-        transport.close()
 
 
 def read_object(body: bytes) -> Json:

@@ -40,6 +40,12 @@ class ProgramsSettings(Section):
     reward: Literal["stdout", "exit_code"] = "stdout"
     #: a program's own temperature and the like: sampled as the run does, or refused
     client_sampling: Literal["override", "refuse"] = "override"
+    #: answers whose thinking a client drops: read as it sends them, or with their thinking again
+    dropped_thinking: Literal["as_sent", "recalled"] = "as_sent"
+    #: models by whose names a program asks for answers that are trained, as gpt-*; empty = all
+    train_models: tuple[str, ...] = ()
+    #: patterns of system texts whose answers are not trained: a client's own helpers, as titles
+    helper_prompts: tuple[str, ...] = ()
     #: where programs find the policy: on their own machine alone, or at the node's address (Ray)
     host: Literal["loopback", "node"] = "loopback"
     #: seconds for which a program's request waits; null = for ever

@@ -26,7 +26,10 @@ class ProgramSpec:
         parser: how tool calls are written in the model's text.
         request_timeout_s: the longest that a request waits for its answer; None: for ever.
         client_sampling: what becomes of a request that asks for another sampling than the run's.
+        dropped_thinking: how an answer reads whose thinking a client does not send back.
+        train_models, helper_prompts: which requests are trained; see helper_requests.py.
         token: by which attempts are known; None: each has one of its own.
+        has_folder: each attempt has a folder of its own to work in.
         memory_gb: GiB that each of its processes may take; None: any.
         reward_path, reward_name, reward_kwargs: of a reward function.
         max_turn, max_turn_tokens: limits of its own, in place of the config's.
@@ -42,7 +45,11 @@ class ProgramSpec:
     parser: str = "function"
     request_timeout_s: float | None = None
     client_sampling: Literal["override", "refuse"] = "override"
+    dropped_thinking: Literal["as_sent", "recalled"] = "as_sent"
+    train_models: tuple[str, ...] = ()
+    helper_prompts: tuple[str, ...] = ()
     token: str | None = None
+    has_folder: bool = True
     memory_gb: float | None = None
     reward_path: str | None = None
     reward_name: str = "reward_fn"

@@ -8,7 +8,7 @@ started again, with another answer, only after an attempt that failed.
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from custom.env import Task
 from custom.model_errors import with_cause_first
@@ -57,6 +57,8 @@ class _ProgramTrial:
         requests: how many it made in this attempt.
         refusal: why its first request cannot be served; "": it can.
         was_refused: some request of this attempt was not answered.
+        trained: how many requests of all attempts are trained.
+        models: by which names they ask.
     """
 
     config: PPOConfig
@@ -67,6 +69,8 @@ class _ProgramTrial:
     requests: int = 0
     refusal: str = ""
     was_refused: bool = False
+    trained: int = 0
+    models: set[str] = field(default_factory=set)
 
     def problems(self, index: int, task: Task | None) -> Iterator[str]:
         """Yields what keeps a run with this program from beginning."""
@@ -90,6 +94,17 @@ class _ProgramTrial:
             if exited.failure != "env_crash" or self.was_refused:
                 break
         yield from self._judge_failures(errors, attempts)
+        yield from self._judge_helpers()
+
+    def _judge_helpers(self) -> Iterator[str]:
+        """Yields that nothing that the program asks for is trained."""
+        if self.trained or not self.models or not self.config.agent.trial_episodes:
+            return
+        yield (
+            f"program {self.spec.source}: none of its requests is trained, which ask for the "
+            f"models {sorted(self.models)}: programs.train_models={list(self.spec.train_models)} "
+            f"and programs.helper_prompts={list(self.spec.helper_prompts)} leave all of them out"
+        )
 
     def _problem(self, exited: Exited | None) -> str:
         """Returns what keeps a run from beginning, whatever other attempts show; "": nothing."""
@@ -156,7 +171,11 @@ class _ProgramTrial:
 
     def _answer(self, asked: Asked) -> Answer:
         """Answers a request, or refuses it as the run would."""
+        if asked.only_counts:
+            return Answer(prompt_tokens=len(self.tokens.prompt(asked.messages, asked.tools)))
         self.requests += 1
+        self.trained += asked.trained
+        self.models.add(asked.model)
         max_turn = self.spec.max_turn or self.config.agent.max_turn
         if self.requests > min(MAX_ANSWERS, max_turn):
             self.was_refused = True

@@ -11,6 +11,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "/chat/completions": chat_completions.PROTOCOL,
     "/responses": responses.PROTOCOL,
     "/messages": anthropic_messages.PROTOCOL,
+    "/messages/count_tokens": anthropic_messages.COUNTING,
     "/inference/v1/generate": token_in.PROTOCOL,
 }
 

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 from features.programs.protocols.fields import MESSAGES
 from features.programs.protocols.protocol import (
+    THINKING_KEY,
     Protocol,
     ProtocolError,
     checked_fields,
@@ -22,12 +24,17 @@ from features.programs.protocols.protocol import (
     tool_choice_of,
 )
 
-# A client may send these back, which the policy's own turn has anyway.
-THINKING = ("thinking", "redacted_thinking")
+# What no client shows: here nothing is ever redacted.
+REDACTED = "redacted_thinking"
 
 TOO_LONG = "prompt is too long"
 # What Anthropic's servers call an error of a status; others are a request's fault, or a server's.
-KINDS = {401: "authentication_error", 404: "not_found_error", 504: "timeout_error"}
+KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
 
 
 def read(body: Json) -> AskedCompletion:
@@ -59,6 +66,16 @@ def read(body: Json) -> AskedCompletion:
     )
 
 
+def read_count(body: Json) -> AskedCompletion:
+    """Reads a request to count its tokens."""
+    return replace(read(body), only_counts=True, stream=False)
+
+
+def write_count(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
+    """Writes how many tokens a request has."""
+    return {"input_tokens": answered.answer.prompt_tokens}
+
+
 def read_tool(tool: Json) -> Json:
     """Reads a tool; those that Anthropic's own servers run are refused."""
     if "input_schema" not in tool:
@@ -76,21 +93,26 @@ def read_message(message: Json) -> list[Json]:
     results: list[Json] = []
     texts: list[Json] = []
     calls: list[Json] = []
+    thinking = ""
     for block in blocks:
         kind = block["type"]
         if kind == "text":
             texts.append(block)
+        elif kind == "thinking":
+            thinking += str(block["thinking"])
         elif kind == "tool_use":
             calls.append(tool_call(block["id"], block["name"], block["input"]))
         elif kind == "tool_result":
             result = {"role": "tool", "content": text_of(block.get("content"))}
             results.append({**result, "tool_call_id": block["tool_use_id"]})
-        elif kind not in THINKING:
+        elif kind != REDACTED:
             raise ProtocolError(f"content of type {kind!r} is not served here; text is")
     # An answer of thinking alone is a message all the same: clients leave its empty text out.
     if results and not texts and not calls:
         return results
     read: Json = {"role": role_of(message), "content": text_of(texts)}
+    if thinking.strip():
+        read[THINKING_KEY] = thinking
     if calls:
         read["tool_calls"] = calls
     return [*results, read]
@@ -100,7 +122,9 @@ def write(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
     """Writes an answer."""
     content: list[Json] = []
     if answered.thinking and asked.shows_thinking:
-        content.append({"type": "thinking", "thinking": answered.thinking, "signature": ""})
+        # Some clients send no thinking back that nobody signed.
+        block = {"type": "thinking", "thinking": answered.thinking, "signature": answered.id}
+        content.append(block)
     if answered.text or not answered.calls:
         content.append({"type": "text", "text": answered.text})
     for call in answered.calls:
@@ -153,7 +177,8 @@ def begun(block: Json) -> tuple[Json, list[Json]]:
         return {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "thinking":
         delta = {"type": "thinking_delta", "thinking": block["thinking"]}
-        return {**block, "thinking": ""}, [delta]
+        signature = {"type": "signature_delta", "signature": block["signature"]}
+        return {**block, "thinking": "", "signature": ""}, [delta, signature]
     arguments = json.dumps(block["input"])
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
 
@@ -172,4 +197,5 @@ def write_error(error: ProtocolError) -> Json:
     return {"type": "error", "error": told}
 
 
+COUNTING = Protocol(read=read_count, write=write_count, events=events, write_error=write_error)
 PROTOCOL = Protocol(read=read, write=write, events=events, write_error=write_error)

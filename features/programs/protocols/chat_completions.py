@@ -6,6 +6,7 @@ from typing import Any
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 from features.programs.protocols.fields import CHAT
 from features.programs.protocols.protocol import (
+    THINKING_KEY,
     Protocol,
     checked_fields,
     checked_tool,
@@ -20,6 +21,9 @@ from features.programs.protocols.protocol import (
     tool_call,
     tool_choice_of,
 )
+
+# By which clients send thinking back.
+THINKING_KEYS = (THINKING_KEY, "reasoning")
 
 
 def read(body: Json) -> AskedCompletion:
@@ -52,6 +56,9 @@ def read(body: Json) -> AskedCompletion:
 def read_message(message: Json) -> Json:
     """Reads one message."""
     read: Json = {"role": role_of(message), "content": text_of(message.get("content"))}
+    thinking = [message[name] for name in THINKING_KEYS if isinstance(message.get(name), str)]
+    if thinking and thinking[0].strip() and read["role"] == "assistant":
+        read[THINKING_KEY] = thinking[0]
     calls = message.get("tool_calls")
     if calls:
         read["tool_calls"] = [
@@ -91,7 +98,7 @@ def message_of(answered: AnsweredCompletion) -> Json:
     content = answered.text or (None if answered.calls else "")
     message: Json = {"role": "assistant", "content": content, "refusal": None}
     if answered.thinking:
-        message["reasoning_content"] = answered.thinking
+        message[THINKING_KEY] = answered.thinking
     if answered.calls:
         message["tool_calls"] = calls_of(answered)
     return message

@@ -20,6 +20,8 @@ ROLES = {"developer": "system"}
 SHOWN_CHARS = 200
 # How often lists and objects of a request may hold each other.
 MAX_DEPTH = 100
+# Where a message keeps what was thought before it, as chat templates know it.
+THINKING_KEY = "reasoning_content"
 TEXT_PARTS = ("text", "input_text", "output_text")
 # Settings that say how to sample; log-probs must be those of what the run samples.
 SAMPLING = tuple(SAMPLING_FIELDS)

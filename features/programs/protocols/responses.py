@@ -1,11 +1,12 @@
 """OpenAI's responses: POST /v1/responses, without state: the whole input comes each time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from features.programs.exchange import AnsweredCompletion, AskedCompletion, Json
 from features.programs.protocols.fields import RESPONSES
 from features.programs.protocols.protocol import (
+    THINKING_KEY,
     Protocol,
     ProtocolError,
     checked_fields,
@@ -21,17 +22,22 @@ from features.programs.protocols.protocol import (
     tool_choice_of,
 )
 
+# Between a namespace's name and its tool's.
+SEPARATOR = "__"
+
 
 def read(body: Json) -> AskedCompletion:
     """Reads a request."""
     fields = checked_fields(body, RESPONSES)
     choice = tool_choice_of(body)
     ignored = fields.unknown
+    tools, namespaces = read_tools(body.get("tools") or ())
     if body.get("parallel_tool_calls") is False:
         ignored = (*ignored, "parallel_tool_calls=false")
     return AskedCompletion(
         messages=read_input(body),
-        tools=[read_tool(tool) for tool in body.get("tools") or ()] or None,
+        tools=tools or None,
+        namespaces=namespaces,
         reads_calls=choice != "none",
         forces_call=choice == "required",
         max_tokens=positive_count(body, "max_output_tokens"),
@@ -41,6 +47,35 @@ def read(body: Json) -> AskedCompletion:
         token_rules=fields.overridden,
         ignored=ignored,
     )
+
+
+def read_tools(tools: Iterable[Json]) -> tuple[list[Json], dict[str, tuple[str, str]]]:
+    """Reads tools, and of those in namespaces by which name the policy knows each.
+
+    Raises ProtocolError where two would have the same.
+    """
+    read: list[Json] = []
+    namespaces: dict[str, tuple[str, str]] = {}
+    for tool in tools:
+        if tool.get("type") != "namespace":
+            read.append(read_tool(tool))
+            continue
+        for member in tool["tools"]:
+            name = name_of(member["name"], tool["name"])
+            namespaces[name] = (tool["name"], member["name"])
+            read.append(read_tool({**member, "name": name}))
+    names = [tool["function"]["name"] for tool in read]
+    twice = [name for name in names if names.count(name) > 1]
+    if namespaces and twice:
+        raise ProtocolError(f"two tools go by the name {twice[0]!r}: give one of them another")
+    return read, namespaces
+
+
+def name_of(name: str, namespace: str | None) -> str:
+    """Returns by which name the policy knows a tool."""
+    if not namespace:
+        return name
+    return f"{namespace.removesuffix(SEPARATOR)}{SEPARATOR}{name}"
 
 
 def read_tool(tool: Json) -> Json:
@@ -68,14 +103,25 @@ def read_input(body: Json) -> list[Json]:
             else:
                 messages.append({"role": role, "content": text})
         elif kind == "function_call":
-            call = tool_call(item["call_id"], item["name"], item["arguments"])
+            name = name_of(item["name"], item.get("namespace"))
+            call = tool_call(item["call_id"], name, item["arguments"])
             assistant_message(messages).setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             result = {"role": "tool", "content": text_of(item["output"])}
             messages.append({**result, "tool_call_id": item["call_id"]})
-        elif kind != "reasoning":
+        elif kind == "reasoning":
+            thinking = thinking_in(item)
+            if thinking.strip():
+                message = assistant_message(messages)
+                message[THINKING_KEY] = message.get(THINKING_KEY, "") + thinking
+        else:
             raise ProtocolError(f"an input item of type {kind!r} is not served here")
     return messages
+
+
+def thinking_in(item: Json) -> str:
+    """Returns what an item of thinking says."""
+    return "".join(str(part["text"]) for part in item.get("content") or ())
 
 
 def assistant_message(messages: list[Json]) -> Json:
@@ -95,7 +141,7 @@ def write(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
         "model": asked.model,
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": output_of(answered),
+        "output": output_of(asked, answered),
         "usage": usage_of(answered),
         "error": None,
         "instructions": None,
@@ -108,9 +154,18 @@ def write(asked: AskedCompletion, answered: AnsweredCompletion) -> Json:
     }
 
 
-def output_of(answered: AnsweredCompletion) -> list[Json]:
-    """Writes the answer's items: its text, and its calls."""
+def output_of(asked: AskedCompletion, answered: AnsweredCompletion) -> list[Json]:
+    """Writes the answer's items: its thinking, its text, and its calls."""
     items: list[Json] = []
+    if answered.thinking:
+        items.append(
+            {
+                "id": f"rs_{answered.id}",
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": answered.thinking}],
+            }
+        )
     if answered.text or not answered.calls:
         part = {"type": "output_text", "text": answered.text, "annotations": [], "logprobs": []}
         items.append(
@@ -123,16 +178,17 @@ def output_of(answered: AnsweredCompletion) -> list[Json]:
             }
         )
     for call in answered.calls:
-        items.append(
-            {
-                "id": f"fc_{call.id}",
-                "type": "function_call",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": call.arguments,
-                "status": "completed",
-            }
-        )
+        item = {
+            "id": f"fc_{call.id}",
+            "type": "function_call",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": "completed",
+        }
+        if call.name in asked.namespaces:
+            item["namespace"], item["name"] = asked.namespaces[call.name]
+        items.append(item)
     return items
 
 
@@ -168,12 +224,23 @@ def events(asked: AskedCompletion, answered: AnsweredCompletion) -> Iterator[str
     begun = {**whole, "output": [], "status": "in_progress"}
     yield event("response.created", response=begun)
     for index, item in enumerate(whole["output"]):
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            yield from thinking_events(event, index, item)
+        elif item["type"] == "message":
             yield from text_events(event, index, item)
         else:
             yield from call_events(event, index, item)
         yield event("response.output_item.done", output_index=index, item=item)
     yield event(f"response.{whole['status']}", response=whole)
+
+
+def thinking_events(event: EventWriter, index: int, item: Json) -> Iterator[str]:
+    """Writes an item of thinking."""
+    text = thinking_in(item)
+    place = {"output_index": index, "item_id": item["id"], "content_index": 0}
+    yield event("response.output_item.added", output_index=index, item={**item, "content": []})
+    yield event("response.reasoning_text.delta", delta=text, **place)
+    yield event("response.reasoning_text.done", text=text, **place)
 
 
 def text_events(event: EventWriter, index: int, item: Json) -> Iterator[str]:

@@ -58,11 +58,13 @@ class Prompt:
     Attributes:
         messages: each answer of the policy's as it was sampled.
         sent: the same as they were sent, by which answers are known again; empty: not known.
+        digest: of `sent`.
     """
 
     messages: Messages
     tools: list[Json] | None
     sent: Messages
+    digest: str = ""
 
 
 class RunRenderer:
@@ -87,7 +89,8 @@ class RunRenderer:
             template_kwargs=dict(config.template_kwargs),
             eos_token_ids=self.eos_token_ids,
         )
-        self.recall = Recall(get_parser(config.parser))
+        # Its own messages keep the thinking or not as verifiers likes; rows go on by their ids.
+        self.recall = Recall(get_parser(config.parser), adds_thinking=True)
         self.prompts: dict[bytes, Prompt] = {}
         self.shown: dict[bytes, Json] = {}
         self.numbers = itertools.count(1)
@@ -101,9 +104,9 @@ class RunRenderer:
     ) -> RenderedTokens:
         """Renders a whole conversation, up to the generation prompt."""
         sent = [read_message(dict(message)) for message in messages]
-        as_sampled = self.recall.recalled(sent)
+        as_sampled, digest = self.recall.recalled(sent)
         token_ids = self.turns.prompt(as_sampled, tools)
-        self._remember(token_ids, Prompt(as_sampled, tools, sent))
+        self._remember(token_ids, Prompt(as_sampled, tools, sent, digest))
         return rendered(token_ids, messages, new=len(token_ids))
 
     def render_ids(
@@ -145,7 +148,9 @@ class RunRenderer:
         shown = self.shown.get(digest_of(answered_ids))
         if before.sent and shown is not None:
             sent = [*before.sent, shown, *replies]
-        self._remember(token_ids, Prompt([*before.messages, answer, *replies], tools, sent))
+        digest = self.recall.recalled(sent).digest
+        prompt = Prompt([*before.messages, answer, *replies], tools, sent, digest)
+        self._remember(token_ids, prompt)
         return rendered(token_ids, new_messages, new=len(join.token_ids))
 
     def parse_response(
@@ -163,7 +168,8 @@ class RunRenderer:
         before = self.prompts.get(digest_of(prompt_ids or ()))
         asked = AskedCompletion(messages=before.sent if before else [], tools=tools)
         number = next(self.numbers)
-        answered = self.recall.shown(asked, str(number), number, Answer(text=text))
+        digest = before.digest if before else ""
+        answered = self.recall.shown(asked, str(number), number, Answer(text=text), digest)
         self.shown[digest_of([*(prompt_ids or ()), *token_ids])] = message_of(answered)
         calls = [
             ParsedToolCall(

@@ -42,6 +42,8 @@ def verifiers_spec(config: PPOConfig, choice: EnvironmentChoice) -> ProgramSpec:
         preload=(DRIVER.stem, *base.preload),
         reward="stdout",
         max_turn=MAX_TURNS,
+        # Paths in its settings are meant from where the run was started.
+        has_folder=False,
     )
 
 

@@ -184,7 +184,8 @@ class HostilePool:
         if asked.prompt_ids:
             self.ids.append([*asked.prompt_ids, *answer.token_ids])
             return
-        shown = self.recall.shown(asked, "id", number, answer)
+        before = self.recall.recalled(asked.messages, asked.speaker).digest
+        shown = self.recall.shown(asked, "id", number, answer, before)
         message: dict[str, Any] = {"role": "assistant", "content": shown.text}
         if shown.calls:
             message["tool_calls"] = [
@@ -237,7 +238,7 @@ class HostilePool:
         number = len(self.asked) + 1
         self.asked[number] = asked
         self.open.append(number)
-        self.recalled[number] = self.recall.recalled(asked.messages, asked.speaker)
+        self.recalled[number] = self.recall.recalled(asked.messages, asked.speaker).messages
         self.tell(
             Asked(
                 number=number,

@@ -128,18 +128,21 @@ def test_one_that_tries_again_and_again_is_ended_behind_its_grace(
     assert played.reply is not None and played.reply.reward == (2.0 if is_judged else None)
 
 
-def test_one_that_sleeps_behind_a_limit_is_ended_where_a_function_pays(
-    tmp_path: Path, judge: Path
+@pytest.mark.parametrize("is_judged", [True, False])
+@pytest.mark.parametrize("rest", ["time.sleep(60)", "[print(0.75, flush=True), time.sleep(60)]"])
+def test_one_that_asks_nothing_more_behind_a_limit_is_ended_all_the_same(
+    tmp_path: Path, judge: Path, is_judged: bool, rest: str
 ) -> None:
-    rest = "try: ask('further')\nexcept OSError: time.sleep(60)"
-    played = Played(script(tmp_path, rest), "ended", judge=judge, grace_s=0.5)
+    path = script(tmp_path, f"try: ask('further')\nexcept OSError: {rest}")
+    played = Played(path, "ended", judge=judge if is_judged else None, grace_s=0.5)
     assert played.seconds < 10 and played.exited.record["exit_code"] == -9
-    assert played.reply is not None and played.reply.reward == 2.0
+    assert played.reply is not None and played.reply.reward == (2.0 if is_judged else None)
+    assert played.exited.reward == (0.75 if "print" in rest and not is_judged else None)
 
 
-def test_one_that_pays_itself_works_on_for_its_reward(tmp_path: Path) -> None:
-    rest = "try: ask('further')\nexcept OSError: time.sleep(1.5)\nprint(0.75)"
-    played = Played(script(tmp_path, rest), "ended", judge=None, grace_s=0.3)
+def test_one_that_pays_itself_has_its_grace_to_say_so(tmp_path: Path) -> None:
+    rest = "try: ask('further')\nexcept OSError: time.sleep(0.5)\nprint(0.75)"
+    played = Played(script(tmp_path, rest), "ended", judge=None, grace_s=5.0)
     assert (played.exited.reward, played.exited.failure) == (0.75, "")
 
 

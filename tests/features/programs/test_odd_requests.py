@@ -122,7 +122,7 @@ def test_an_answer_of_thinking_alone_stays_in_its_conversation_when_it_comes_bac
     sent = [*ASKED, {"role": "assistant", "content": [thinking]}, *ASKED]
     asked = PROTOCOLS["/messages"].read({"messages": sent})
     assert [message["role"] for message in asked.messages] == ["user", "assistant", "user"]
-    assert recall.recalled(asked.messages)[1]["content"] == "<think>\nHm.\n</think>"
+    assert recall.recalled(asked.messages).messages[1]["content"] == "<think>\nHm.\n</think>"
 
 
 @pytest.mark.parametrize("number", range(9))

@@ -14,6 +14,7 @@ from features.programs.attempt import without_beginnings
 from features.programs.conversations import Conversations
 from features.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Earned
 from features.programs.play import cut_completion, first_stop
+from features.programs.protocols import PROTOCOLS
 from features.programs.recall import Recall
 from features.programs.report import NoReward, report_of_output
 from features.programs.rewards import ProgramReward
@@ -28,7 +29,14 @@ ASKED = [{"role": "user", "content": "Hello"}]
 
 def shown(recall: Recall, text: str, number: int = 1, **asked: Any) -> AnsweredCompletion:
     request = AskedCompletion(**({"messages": ASKED} | asked))
-    return recall.shown(request, "id", number, Answer(text=text))
+    return shown_to(recall, request, Answer(text=text), number)
+
+
+def shown_to(
+    recall: Recall, request: AskedCompletion, answer: Answer, number: int = 1
+) -> AnsweredCompletion:
+    before = recall.recalled(request.messages, request.speaker).digest
+    return recall.shown(request, "id", number, answer, before)
 
 
 def test_thinking_is_told_apart_and_comes_back_as_it_was_sampled() -> None:
@@ -39,9 +47,108 @@ def test_thinking_is_told_apart_and_comes_back_as_it_was_sampled() -> None:
     assert (answer.thinking, answer.text) == ("Two and two", "4")
     other = [{"role": "user", "content": "Other"}]
     shown(recall, second, 2, messages=other)
-    for asked, sampled in ((ASKED, first), (other, second)):
-        sent = [*asked, {"role": "assistant", "content": "4"}, {"role": "user", "content": "?"}]
-        assert recall.recalled(sent)[1] == {"role": "assistant", "content": sampled}
+    for asked, sampled, thinking in ((ASKED, first, "Two and two"), (other, second, "Counting")):
+        answered = {"role": "assistant", "content": "4", "reasoning_content": thinking}
+        sent = [*asked, answered, {"role": "user", "content": "?"}]
+        assert recall.recalled(sent).messages[1] == {"role": "assistant", "content": sampled}
+
+
+DROPPED = {"role": "assistant", "content": "4"}
+
+
+@pytest.mark.parametrize("thinking", ["Another thought", "Two and", None])
+def test_an_answer_whose_thinking_is_dropped_or_changed_reads_as_it_was_sent(
+    thinking: str | None,
+) -> None:
+    recall = Recall(get_parser("function"))
+    shown(recall, "<think>\nTwo and two\n</think>\n\n4")
+    sent = [*ASKED, DROPPED if thinking is None else DROPPED | {"reasoning_content": thinking}]
+    assert recall.recalled(sent).messages == sent
+
+
+def test_thinking_that_was_dropped_is_added_again_where_a_run_wants_that() -> None:
+    sampled = "<think>\nTwo and two\n</think>\n\n4"
+    recall = adding()
+    shown(recall, sampled)
+    further = [*ASKED, DROPPED, {"role": "user", "content": "?"}]
+    shown(recall, "<think>\nHm.\n</think>\n\n5", messages=further)
+    # It comes back now, and is dropped then.
+    back = [*ASKED, DROPPED | {"reasoning_content": "Two and two"}, further[-1]]
+    for sent in (further, back):
+        answered = [*sent, {"role": "assistant", "content": "5"}]
+        recalled = recall.recalled(answered).messages
+        assert [recalled[1]["content"], recalled[3]["content"]] == [
+            sampled,
+            "<think>\nHm.\n</think>\n\n5",
+        ]
+
+
+def test_an_answer_of_no_thoughts_has_none_to_drop() -> None:
+    recall = Recall(get_parser("function"))
+    shown(recall, "<think>\n\n</think>\n\n4")
+    [_, answer] = recall.recalled([*ASKED, DROPPED]).messages
+    assert answer["content"] == "<think>\n\n</think>\n\n4"
+
+
+def sent_back(path: str, written: dict[str, Any]) -> dict[str, Any]:
+    """Makes the request that goes on behind an answer, as clients do that keep all of it."""
+    user = {"role": "user", "content": "Hello"}
+    if path == "/responses":
+        return {"input": [user, *written["output"], user]}
+    answer = {"role": "assistant", "content": written.get("content")}
+    if path == "/chat/completions":
+        answer = written["choices"][0]["message"]
+    return {"messages": [user, answer, user], "max_tokens": 9}
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
+@pytest.mark.parametrize("text", ["4", ""])
+@pytest.mark.parametrize("calls", [False, True])
+def test_each_protocol_shows_thinking_and_takes_it_back(path: str, text: str, calls: bool) -> None:
+    protocol = PROTOCOLS[path]
+    sampled = f"<think>\nTwo  and\ntwo\n</think>\n\n{text}"
+    if calls:
+        sampled += '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    asked = AskedCompletion(messages=ASKED, shows_thinking=True, tools=[TOOL] if calls else None)
+    for adds_thinking in (False, True):
+        recall = Recall(get_parser("function"), adds_thinking=adds_thinking)
+        written = protocol.write(asked, shown_to(recall, asked, Answer(text=sampled)))
+        read = protocol.read(json.loads(json.dumps(sent_back(path, written))))
+        recalled = recall.recalled(read.messages).messages
+        assert recalled[1] == {"role": "assistant", "content": sampled}
+        for message in read.messages:
+            message.pop("reasoning_content", None)
+        recalled = recall.recalled(read.messages).messages
+        assert (recalled[1]["content"] == sampled) == adds_thinking
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_row_begins_anew_behind_thinking_that_was_dropped_and_grows_otherwise(
+    is_dropped: bool,
+) -> None:
+    recall = Recall(get_parser("function"))
+    sampled = "<think>\nTwo and two\n</think>\n\n4"
+    shown(recall, sampled)
+    tokens = turn_tokens("smollm2")
+    limits = TurnLimits(prompt_length=300, response_length=300, max_model_len=600)
+    talk = Conversations(tokens, limits, [])
+    place = talk.place(ASKED, None)
+    assert place is not None
+    ids = tokens.tokenizer.encode(f"{sampled}<|im_end|>", add_special_tokens=False)
+    completion = Completion(
+        request_id="0.1", token_ids=ids, log_probs=[-1.0] * len(ids), finish_reason="stop"
+    )
+    talk.enter(place).append_sampled(completion, 0)
+    talk.leave(place, 0, ids)
+    answer = DROPPED if is_dropped else DROPPED | {"reasoning_content": "Two and two"}
+    later = talk.place(recall.recalled([*ASKED, answer, *ASKED]).messages, None)
+    assert later is not None and later.kind == ("begins" if is_dropped else "grows")
+    assert ("Two and" in tokens.tokenizer.decode(later.row.token_ids)) == (not is_dropped)
+
+
+def adding() -> Recall:
+    """Knows an answer again also without its thinking."""
+    return Recall(get_parser("function"), adds_thinking=True)
 
 
 SECRET = "<think>\nA secret.\n</think>\n\nYes"
@@ -67,10 +174,10 @@ MADE_UP = {
 @pytest.mark.parametrize("case", MADE_UP)
 def test_a_message_that_looks_like_an_answer_stays_its_clients(case: str) -> None:
     """Few-shot examples, other agents' words and rewritten histories held others' thinking."""
-    recall = Recall(get_parser("function"))
+    recall = adding()
     shown(recall, SECRET)
     sent = MADE_UP[case]
-    recalled = recall.recalled(sent)
+    recalled = recall.recalled(sent).messages
     own = 1 if case == "a second one behind the policy's own" else None
     assert [place for place, message in enumerate(recalled) if message != sent[place]] == (
         [] if own is None else [own]
@@ -78,24 +185,24 @@ def test_a_message_that_looks_like_an_answer_stays_its_clients(case: str) -> Non
 
 
 def test_a_speakers_answer_is_no_other_speakers() -> None:
-    recall = Recall(get_parser("function"))
+    recall = adding()
     solver, critic = Speaker("solver"), Speaker("critic")
     shown(recall, SECRET, speaker=solver)
     sent = [*ASKED, YES, FURTHER]
-    assert recall.recalled(sent, solver)[1]["content"] == SECRET
-    assert recall.recalled(sent, critic) == sent == recall.recalled(sent)
+    assert recall.recalled(sent, solver).messages[1]["content"] == SECRET
+    assert recall.recalled(sent, critic).messages == sent == recall.recalled(sent).messages
 
 
 def test_where_two_answers_look_alike_the_text_counts_as_it_was_sent() -> None:
-    recall = Recall(get_parser("function"))
+    recall = adding()
     sent = [*ASKED, YES, FURTHER]
     for _ in range(2):
         shown(recall, SECRET)
-        assert recall.recalled(sent)[1]["content"] == SECRET
+        assert recall.recalled(sent).messages[1]["content"] == SECRET
     shown(recall, "<think>\nAnother.\n</think>\n\nYes")
-    assert recall.recalled(sent) == sent
+    assert recall.recalled(sent).messages == sent
     shown(recall, SECRET)
-    assert recall.recalled(sent) == sent
+    assert recall.recalled(sent).messages == sent
 
 
 def test_a_call_comes_back_as_it_was_written_unless_the_client_changed_it() -> None:
@@ -107,9 +214,9 @@ def test_a_call_comes_back_as_it_was_written_unless_the_client_changed_it() -> N
     assert answer.finish_reason == "tool_calls"
     function = {"name": "add", "arguments": {"a": 1}}
     sent = {"role": "assistant", "content": "So:", "tool_calls": [{"function": function}]}
-    assert recall.recalled([*ASKED, sent])[1]["content"] == text
+    assert recall.recalled([*ASKED, sent]).messages[1]["content"] == text
     changed = {**sent, "tool_calls": [{"function": {**function, "arguments": {"a": 2}}}]}
-    assert recall.recalled([*ASKED, changed])[1] == changed
+    assert recall.recalled([*ASKED, changed]).messages[1] == changed
 
 
 def test_what_cannot_be_read_as_a_call_is_text_and_is_counted() -> None:
@@ -125,10 +232,10 @@ def test_what_cannot_be_read_as_a_call_is_text_and_is_counted() -> None:
 def test_a_stop_text_is_left_out_of_what_a_client_sees() -> None:
     recall = Recall(get_parser("function"))
     request = AskedCompletion(messages=ASKED)
-    answer = recall.shown(request, "id", 1, Answer(text="one STOP", stop="STOP"))
+    answer = shown_to(recall, request, Answer(text="one STOP", stop="STOP"))
     assert answer.text == "one "
     sent = [*ASKED, {"role": "assistant", "content": "one"}]
-    assert recall.recalled(sent)[1]["content"] == "one STOP"
+    assert recall.recalled(sent).messages[1]["content"] == "one STOP"
 
 
 def test_an_answer_that_a_later_request_goes_on_from_stays_though_nobody_took_it() -> None:

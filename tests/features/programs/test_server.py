@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from custom.tools.parsers import get_parser
-from features.programs import attempt, server
+from features.programs import attempt, connections
 from features.programs.attempt import Deadlines
 from features.programs.exchange import Answer, Asked, Exited, Gone
 from features.programs.pool import ProgramPool
@@ -303,7 +303,7 @@ def test_a_program_that_comes_between_two_episodes_waits_for_the_next() -> None:
 def test_headers_that_do_not_come_close_their_connection(
     monkeypatch: pytest.MonkeyPatch, served: Served
 ) -> None:
-    monkeypatch.setattr(server, "HEADERS_S", 0.3)
+    monkeypatch.setattr(connections, "HEADERS_S", 0.3)
     slow = socket.create_connection(("127.0.0.1", served.port), timeout=5)
     slow.sendall(b"POST /e/x HTTP/1.1\r\nHost: ")
     assert slow.recv(10) == b"", "closed"
@@ -313,21 +313,98 @@ def test_headers_that_do_not_come_close_their_connection(
 
 
 @pytest.mark.parametrize("files", [4, 1024])
-def test_one_connection_too_many_is_closed(
+def test_a_new_connection_finds_room_by_the_one_that_was_silent_for_longest(
     monkeypatch: pytest.MonkeyPatch, served: Served, files: int
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4 if files == 4 else 2)
-    monkeypatch.setattr(server.resource, "getrlimit", lambda kind: (files, files))
-    held = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(2)]
-    time.sleep(0.2)
-    third = socket.create_connection(("127.0.0.1", served.port), timeout=5)
-    assert third.recv(10) == b""
-    for connection in held:
-        connection.close()
-    time.sleep(0.2)
-    again = served.send()
-    served.answer(served.heard(Asked))
-    assert text_of(again) == "Yes."
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4 if files == 4 else 2)
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (files, files))
+    held = []
+    for _ in range(2):
+        held.append(socket.create_connection(("127.0.0.1", served.port), timeout=5))
+        time.sleep(0.1)
+    third = served.send()
+    asked = served.heard(Asked)
+    assert held[0].recv(10) == b"", "closed"
+    fourth = served.send(json.dumps({"messages": [{"role": "user", "content": "?"}]}).encode())
+    assert held[1].recv(10) == b"", "closed"
+    # Nothing of an episode that is being answered gives way, and there is no room for a fifth.
+    assert fourth.getresponse().status == 429
+    served.answer(asked)
+    assert text_of(third) == "Yes."
+
+
+def idle_connection(served: Served) -> socket.socket:
+    """Opens a connection whose one request has been answered."""
+    opened = socket.create_connection(("127.0.0.1", served.port), timeout=5)
+    opened.sendall(f"GET {served.base}/v1/models HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    assert opened.recv(10_000).startswith(b"HTTP/1.1 200")
+    return opened
+
+
+def test_an_episode_that_has_too_many_connections_loses_those_that_are_idle(
+    monkeypatch: pytest.MonkeyPatch, served: Served
+) -> None:
+    monkeypatch.setattr(connections, "MAX_OF_EPISODE", 3)
+    waits = served.send()
+    asked = served.heard(Asked)
+    held = [idle_connection(served) for _ in range(4)]
+    assert [opened.recv(10) for opened in held[:2]] == [b"", b""], "the ones that idled longest"
+    for opened in held[2:]:
+        opened.sendall(f"GET {served.base}/v1/models HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert opened.recv(10_000).startswith(b"HTTP/1.1 200")
+    served.answer(asked)
+    assert text_of(waits) == "Yes."
+
+
+def test_requests_of_an_episode_above_its_bound_are_told_so_and_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "MAX_OF_EPISODE", 3)
+    spec = ProgramSpec(command=(sys.executable, "-c", "import time; time.sleep(60)"))
+    with ProgramPool({0: spec}, deadlines=Deadlines(), max_tokens=64) as pool:
+        first = begin(pool)
+        waiting = [first.send() for _ in range(3)]
+        asked = [first.heard(Asked) for _ in range(3)]
+        for path, kind in (("/v1/chat/completions", "code"), ("/v1/messages", "type")):
+            refused = first.send(path=path).getresponse()
+            told = json.load(refused)["error"][kind]
+            assert refused.status == 429 and told in ("too_many_requests", "rate_limit_error")
+        pool.reset(1, 0, 0)
+        while len(pool._attempts) < 2:
+            time.sleep(0.01)
+        other = Served(pool, f"/e/{pool._attempts[1].token}", first.port)
+        answered = other.send()
+        request = other.heard(Asked)
+        pool.answer(1, request.number, YES)
+        assert text_of(answered) == "Yes."
+        for request in asked:
+            first.answer(request)
+        assert [text_of(connection) for connection in waiting] == ["Yes."] * 3
+        again = first.send()
+        first.answer(first.heard(Asked))
+        assert text_of(again) == "Yes."
+
+
+@pytest.mark.parametrize("served", [{"sleeps": 0.5, "reward": "exit_code"}], indirect=True)
+def test_what_an_ended_episode_holds_open_is_closed(served: Served) -> None:
+    held = idle_connection(served)
+    served.heard(Exited)
+    served.pool.finish(0, "done")
+    assert held.recv(10) == b""
+    ended = served.send()
+    response = ended.getresponse()
+    assert response.status == 410 and response.headers["Connection"] == "close"
+
+
+def test_connections_that_clients_closed_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, served: Served
+) -> None:
+    monkeypatch.setattr(connections, "BEGINS_S", 0.0)
+    for _ in range(300):
+        idle_connection(served).close()
+    kept = served.pool._server._connections
+    assert kept is not None and len(kept._kept) <= 2 * connections.SWEEP_FROM
+    assert kept._held.total() == len(kept._kept)
 
 
 def test_no_token_can_be_guessed_and_the_address_is_this_machine_alone(served: Served) -> None:

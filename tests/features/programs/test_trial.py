@@ -29,10 +29,20 @@ def tried(tiny_game: Path, tmp_path: Path) -> Any:
     """Returns what runs a script's trial, and then why a run with it may not begin."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_game / "model")
 
-    def try_script(script: str, preload: tuple[str, ...] = (), **agent: Any) -> list[str]:
+    def try_script(
+        script: str,
+        preload: tuple[str, ...] = (),
+        train_models: tuple[str, ...] = (),
+        **agent: Any,
+    ) -> list[str]:
         file = tmp_path / "mine.py"
         file.write_text(ASK + script)
-        spec = ProgramSpec(command=(sys.executable, str(file)), preload=preload, memory_gb=2.0)
+        spec = ProgramSpec(
+            command=(sys.executable, str(file)),
+            preload=preload,
+            train_models=train_models,
+            memory_gb=2.0,
+        )
         try:
             try_agents(PPOConfig(agent=AgentConfig(**agent)), [spec], tokenizer)
         except ConfigError as error:
