@@ -3,8 +3,8 @@
     parts of text  ->  one string        null that Arrow adds  ->  no key     pictures  ->  refused
     rendered text, tokens  ->  every message's text is found there again, or the row is refused
 
-Invariant: no text of a row is lost without a word. What a template leaves out by its design, the
-thinking of earlier turns, may be lost; a warning says so once.
+Invariant: no text of a row is lost without a word. A template may leave out the thinking of earlier
+turns by its design; a warning says so once.
 """
 
 import json

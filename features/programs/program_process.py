@@ -1,4 +1,4 @@
-"""What the process of a program does, which a fork server has forked (fork_server_process.py).
+"""Runs in the process of a program, which a fork server has forked (fork_server_process.py).
 
 It becomes the program: the words of a command, or a Python file behind the modules that are already
 imported (`programs.preload`), the first requests of SDKs included (warm_up.py). It runs under the

@@ -280,6 +280,40 @@ def broken_venv(folder: Path, node: int) -> Path:
     return folder / "venv"
 
 
+# Ways in which Ray on the second node is lost without a word; the shell is the script's own.
+LOST_RAY = {
+    "its shell is killed": "sleep 2; kill -KILL $PPID; exec sleep 900",
+    "its step is killed": "sleep 2; scancel --signal=KILL $SLURM_JOB_ID.$SLURM_STEP_ID; sleep 900",
+    "it hangs": "exec sleep 900",
+}
+
+
+@pytest.mark.parametrize("how", list(LOST_RAY))
+def test_ray_that_is_lost_on_a_node_fails_the_job_which_is_not_requeued(
+    slurm: Slurm, tiny_task: Path, tmp_path: Path, how: str
+) -> None:
+    venv = broken_venv(tmp_path, node=1)
+    real = Path(sys.prefix, "bin/ray")
+    lost = (
+        f'#!/usr/bin/env bash\n((SLURM_PROCID == 1)) && {{ {LOST_RAY[how]}; }}\nexec {real} "$@"\n'
+    )
+    (venv / "bin/ray").write_text(lost)
+    slurm.environment |= {"VENV": str(venv), "RAY_WAIT": "60"}
+    try:
+        job = submit(slurm, ["--nodes=2"], tiny_task, tmp_path / "run")
+        until(lambda: slurm.state(job)["JobState"] in ("COMPLETED", "FAILED"), "ended")
+        # A requeued job would be pending.
+        time.sleep(3)
+    finally:
+        slurm.environment["VENV"] = sys.prefix
+        del slurm.environment["RAY_WAIT"]
+        slurm.ask("scancel", job)
+    state = slurm.state(job)
+    said = (tmp_path / "run.log").read_text()
+    assert (state["JobState"], state["Restarts"]) == ("FAILED", "0"), said
+    assert "notice" not in said
+
+
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_on_which_ray_does_not_start_fails_the_job_which_is_not_requeued(
     slurm: Slurm, tiny_task: Path, tmp_path: Path, node: int

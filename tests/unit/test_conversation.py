@@ -144,12 +144,19 @@ def test_what_is_rendered_of_a_long_conversation_stays_short():
 @pytest.mark.parametrize("tools", [None, [TOOL] * 10])
 def test_a_join_behind_200_turns_costs_what_it_costs_behind_ten(tools):
     turns = turn_tokens("qwen2.5")
-    growing: Conversation = turns.conversation([user("Hi")], tools)
-    seconds = []
     sampled = encode(turns, "7" + END.get("qwen2.5", "<|im_end|>"))
-    for _ in range(200):
+    short: Conversation = turns.conversation([user("Hi")], tools)
+    long: Conversation = turns.conversation([user("Hi")], tools)
+
+    def cost_of_join(conversation: Conversation) -> float:
         begun = time.process_time()
-        growing.join(sampled, [user("low")])
-        seconds.append(time.process_time() - begun)
-    early, late = sorted(seconds[5:55])[25], sorted(seconds[-50:])[25]
-    assert late < 2 * early
+        conversation.join(sampled, [user("low")])
+        return time.process_time() - begun
+
+    for _ in range(10):
+        short.join(sampled, [user("low")])
+    for _ in range(200):
+        long.join(sampled, [user("low")])
+    # In turns, so that whatever else the machine does meets both; it only adds to the least.
+    costs = [(cost_of_join(short), cost_of_join(long)) for _ in range(50)]
+    assert min(late for _, late in costs) < 2 * min(early for early, _ in costs)

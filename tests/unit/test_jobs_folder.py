@@ -169,6 +169,30 @@ def test_the_manifests_command_fits_its_pods(manifest: dict[str, Any]) -> None:
     assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"].isdigit()
 
 
+NONE = "SubmitTime=2026-11-27T04:00:00 StartTime=2026-11-27T04:10:00 PreemptTime=None"
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_preempted"),
+    [
+        (NONE, False),
+        (NONE.replace("None", "2026-11-27T04:30:00"), True),
+        (NONE.replace("None", "2026-11-27T04:10:00"), True),
+        # Of an earlier start, which was requeued.
+        (NONE.replace("None", "2026-11-27T03:50:00"), False),
+        ("JobId=7", False),
+        ("", False),
+    ],
+)
+def test_a_sigterm_is_a_preemption_where_slurm_notes_one(shown: str, is_preempted: bool) -> None:
+    script = (JOBS / "slurm.sbatch").read_text()
+    function = re.search(r"^is_preempted\(\) \{\n.*?^\}\n", script, re.DOTALL | re.MULTILINE)
+    assert function is not None and "[[ ! -e $RAY_ENDED ]] && is_preempted; then" in script
+    scontrol = f"SLURM_JOB_ID=7; scontrol() {{ [[ -n '{shown}' ]] && echo '{shown}'; }}\n"
+    command = ["bash", "-uc", scontrol + function[0] + "is_preempted"]
+    assert (subprocess.run(command, check=False).returncode == 0) == is_preempted
+
+
 def test_slurm_requeues_without_a_new_checkpoint_no_more_often_than_it_may(tmp_path: Path) -> None:
     script = (JOBS / "slurm.sbatch").read_text()
     function = re.search(r"^may_requeue\(\) \{\n.*?^\}\n", script, re.DOTALL | re.MULTILINE)

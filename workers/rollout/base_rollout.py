@@ -24,7 +24,7 @@ from data.names import unknown_name
 from data.protocol import DataProto
 from data.seeds import seed_for
 from training.config import RolloutConfig
-from workers.rollout.engine import Completion, Engine, Sampling
+from workers.rollout.engine import Completion, Engine, Sampling, copy_with
 from workers.rollout.episode import Episode, Row, Sampler, TurnLimits
 from workers.rollout.turn_loop import Batch, TurnLoop
 
@@ -186,7 +186,7 @@ class BaseRollout(Engine):
         sampling = self.sampling(meta_info, **overrides)
 
         def sample_turn(episode: Episode, turn: int | None = None) -> Sampling:
-            return replace(sampling, seed=turn_seed(meta_info, episode, turn))
+            return copy_with(sampling, seed=turn_seed(meta_info, episode, turn))
 
         return sample_turn
 

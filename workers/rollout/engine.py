@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,23 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+
+
+Record = TypeVar("Record", "Sampling", "Completion")
+
+
+def copy_with(record: Record, **changes: object) -> Record:
+    """Copies a record of this file with other values of some fields.
+
+    It does what `dataclasses.replace` does, in a fraction of its time: every turn needs three.
+    """
+    unknown = changes.keys() - record.__dict__.keys()
+    if unknown:
+        raise TypeError(f"{type(record).__name__} has no {', '.join(sorted(unknown))}")
+    copied = object.__new__(type(record))
+    copied.__dict__.update(record.__dict__)
+    copied.__dict__.update(changes)
+    return copied
 
 
 class VersionSpan(NamedTuple):

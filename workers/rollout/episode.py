@@ -27,14 +27,14 @@ import hashlib
 import json
 from array import array
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from custom.env import BadRewardFunction, Message
 from custom.model_usage import Counts, add_counts
 from data.turn_tokens import Conversation, TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
-from workers.rollout.engine import Completion, Sampling, VersionSpan
+from workers.rollout.engine import Completion, Sampling, VersionSpan, copy_with
 from workers.rollout.speaker import NOBODY, Speaker
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
@@ -408,7 +408,7 @@ def sample(
     if room <= 0:
         raise Ended("overflow", "")
     max_tokens = min(room, sampling.max_tokens, limits.max_turn_tokens or room)
-    sampling = replace(sampling, max_tokens=max_tokens)
+    sampling = copy_with(sampling, max_tokens=max_tokens)
     completion = yield Sample(episode.row.token_ids, sampling)
     if completion.finish_reason == "abort":
         raise Ended("engine_error", "the engine aborted the request")

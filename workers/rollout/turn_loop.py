@@ -24,7 +24,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch.distributed as dist
 
@@ -35,7 +35,7 @@ from data.warn_once import warn_once
 from data.watchdog import WATCHDOG, beat
 from workers.environments.reply import Heard, Pool
 from workers.ranks.process_groups import from_leader, is_leader
-from workers.rollout.engine import Completion, Engine, VersionSpan
+from workers.rollout.engine import Completion, Engine, VersionSpan, copy_with
 from workers.rollout.episode import (
     Ask,
     Ended,
@@ -241,7 +241,7 @@ class TurnLoop:
         beat("a turn was sampled or answered")
         if isinstance(answer, Completion) and not answer.versions:
             sampled_now = VersionSpan(self.engine.version, 0, len(answer.token_ids))
-            answer = replace(answer, versions=(sampled_now,))
+            answer = copy_with(answer, versions=(sampled_now,))
         if isinstance(answer, Completion):
             self._count(answer)
         running = self.running[key]
