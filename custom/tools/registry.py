@@ -23,7 +23,6 @@ from custom.env_calls import (
     raised,
     step_environment,
 )
-from custom.process_globals import mend_process_globals
 from custom.tools.calls import UNKNOWN, CallRecord, Outcome, ToolCall
 from custom.tools.definition import Tool, ToolDefinition
 from custom.tools.environment_step import EnvironmentStepTool
@@ -34,6 +33,7 @@ from custom.tools.execution import (
     require_same_arguments,
 )
 from custom.tools.verl_tools import tools_kwargs_of
+from data.process_globals import mend_process_globals
 from data.warn_once import warn_once
 
 # Calls of one tool that have run into its deadline and still run; while there are so many it is not

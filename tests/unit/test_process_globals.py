@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from custom.agent import AgentSpec
-from custom.process_globals import FUNCTIONS, mend_process_globals
+from data.process_globals import FUNCTIONS, mend_process_globals
 from workers.environments.pool import EnvironmentPool
 
 BREAKS = {

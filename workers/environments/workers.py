@@ -18,7 +18,7 @@ from typing import Any, Literal
 import cloudpickle
 
 from custom.env_calls import Abandoned
-from custom.process_globals import mend_process_globals
+from data.process_globals import mend_process_globals
 from workers.environments.clock import STALE_S, TaskClock
 from workers.environments.env_processes import EnvProcess, EnvProcesses
 from workers.environments.reply import (
