@@ -111,7 +111,7 @@ def test_a_program_that_crashed_is_started_again(tiny_game: Path, tmp_path: Path
     script.write_text(
         "import os, pathlib, runpy\n"
         f"mark = pathlib.Path({str(tmp_path)!r}, 'seen-' + os.environ['SEED'])\n"
-        "program = runpy.run_path('examples/guess_program.py')\n"
+        f"program = runpy.run_path('{PROJECT}/examples/guess_program.py')\n"
         "program['ask']([{'role': 'user', 'content': 'guess'}])\n"
         "if not mark.exists():\n"
         "    mark.touch()\n"
