@@ -91,7 +91,8 @@ class StillTensors(UpdateProbe):
             decay=float(group.get("weight_decay", 0.0)),
             updates=self._steps,
         )
-        squares = squares_of_layers(now, self._before)
+        strides = {name: stride_of(tensors[name]) for name in now}
+        squares = squares_of_layers(now, self._before, strides)
         steps = torch.tensor(float(self._steps))
         self._before = {}
         self._steps = 0
@@ -131,18 +132,40 @@ def shards_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def sample_numbers(tensors: Mapping[str, Tensor]) -> Numbers:
-    """Copies some numbers of each tensor, of this rank's part of it: (at most about SAMPLED,)."""
+    """Copies about SAMPLED numbers of each tensor, as far as they lie in this rank's part of it.
+
+    They are the same numbers however many ranks share the tensor.
+    """
     return {name: _sampled(tensor.detach()) for name, tensor in tensors.items()}
 
 
-def _sampled(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, DTensor):
-        tensor = tensor.to_local()
+def stride_of(tensor: Tensor) -> int:
+    """Returns how many numbers of a tensor, of all ranks, each sampled one stands for."""
     wanted = SAMPLED
     if tensor.dim() == 2:
         wanted = max(wanted, tensor.shape[0])
-    stride = max(tensor.numel() // wanted, 1)
-    return tensor.reshape(-1)[::stride].clone()
+    return max(tensor.numel() // wanted, 1)
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    stride = stride_of(tensor)
+    start = 0
+    if isinstance(tensor, DTensor):
+        start = -_numbers_before(tensor) % stride
+        tensor = tensor.to_local()
+    return tensor.reshape(-1)[start::stride].clone()
+
+
+def _numbers_before(tensor: DTensor) -> int:
+    """Counts the numbers of a tensor in the ranks before this one, which share its rows."""
+    mesh = tensor.device_mesh
+    rows = tensor.shape[0]
+    first_row = 0
+    for dimension, placement in enumerate(tensor.placements):
+        if placement.is_shard(0):
+            rows_each = -(-rows // mesh.size(dimension))
+            first_row = min(mesh.get_local_rank(dimension) * rows_each, rows)
+    return first_row * (tensor.numel() // max(rows, 1))
 
 
 def trained_tensors(module: nn.Module) -> list[str]:
@@ -168,9 +191,14 @@ def layers_of(names: Sequence[str]) -> dict[str, str]:
     return layers
 
 
-def squares_of_layers(now: Numbers, before: Numbers) -> dict[str, Tensor]:
-    """Sums squares of this rank's sampled numbers by layer, 0-dim float32 on the CPU each.
+def squares_of_layers(
+    now: Numbers, before: Numbers, strides: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """Sums squares of this rank's numbers by layer, 0-dim float32 on the CPU each.
 
+    Args:
+        now, before: what `sample_numbers` gave of them.
+        strides: how many numbers each sampled one stands for.
     Returns: "distance LAYER", of their differences; and "size LAYER", of what they were before.
     """
     names: list[str] = []
@@ -178,7 +206,8 @@ def squares_of_layers(now: Numbers, before: Numbers) -> dict[str, Tensor]:
     for name, layer in layers_of(list(now)).items():
         names += [f"distance {layer}", f"size {layer}"]
         first = before[name].float()
-        squares += [(now[name].float() - first).square().sum(), first.square().sum()]
+        distance = (now[name].float() - first).square().sum() * strides[name]
+        squares += [distance, first.square().sum() * strides[name]]
     sums: dict[str, Tensor] = {}
     for name, square in read_scalars(names, squares):
         sums[name] = sums.get(name, torch.zeros(())) + square
