@@ -36,9 +36,10 @@ import psutil
 import torch
 
 from custom.agent import AgentSpec
-from custom.env import BaseEnvironment
 from data.protocol import DataProto
 from data.seeds import step_info
+from tests.benchmarks import instant_environment
+from tests.benchmarks.instant_environment import Instant
 from tests.unit.test_turn_tokens import QWEN25, of_template
 from training.config import (
     AgentConfig,
@@ -63,16 +64,6 @@ TURNS = 3
 PROMPT, RESPONSE = 32, 64
 # The bare loop passes on what is about as long as an environment's reply.
 WORDS = ("higher", 0.0, False)
-
-
-class Instant(BaseEnvironment):
-    """Answers at once, in few words."""
-
-    def reset(self, seed: int | None = None) -> str:
-        return "guess the number"
-
-    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        return "higher", 0.0, False, {}
 
 
 class InstantEngine(BaseRollout):
@@ -200,7 +191,7 @@ def cost_of_turn(isolation: Any, episodes: int, rounds: int) -> Cost:
         agent=AgentConfig(
             max_turn=TURNS,
             environment=EnvironmentChoice(
-                path=__file__,
+                path=instant_environment.__file__,
                 cls="Instant",
                 isolation=isolation,
                 num_workers=NUM_WORKERS[isolation],

@@ -114,8 +114,11 @@ class ForkServerProcess:
             return
         for pid, number in self.ids.items():
             if number == message["kill"]:
-                kill_family(pid)
+                kill_family(pid, spares_first=True)
                 kill_group(self.groups[pid])
+                # The keeper ends as its child did, unless the child has stopped it.
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGCONT)
 
     def start(self, message: dict[str, Any], files: list[int]) -> None:
         """Forks a keeper, which forks a child; neither returns from here.
@@ -288,14 +291,18 @@ def environment_of(pid: int) -> set[str]:
     return set()
 
 
-def kill_family(pid: int) -> None:
+def kill_family(pid: int, *, spares_first: bool = False) -> None:
     """Kills a process, its group and all that descends from it.
 
     They are stopped first, so that none starts others meanwhile.
+
+    Args:
+        spares_first: only what descends from the process is killed.
     """
+    spared = {pid} if spares_first else set()
     stopped: set[int] = set()
     for _ in range(MAX_HUNTS):
-        family = family_of(pid)
+        family = family_of(pid) - spared
         if family <= stopped:
             break
         for member in family - stopped:
@@ -305,7 +312,8 @@ def kill_family(pid: int) -> None:
     for member in stopped:
         with suppress(OSError):
             os.kill(member, signal.SIGKILL)
-    kill_group(pid)
+    if not spares_first:
+        kill_group(pid)
 
 
 def kill_group(pid: int) -> None:

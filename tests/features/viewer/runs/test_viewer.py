@@ -43,8 +43,8 @@ def ids_in_list(browser: Browser) -> list[str]:
 
 
 BRANCHES = """
-import runpy, sys
-ask = runpy.run_path("examples/guess_program.py")["ask"]
+import os, runpy, sys
+ask = runpy.run_path(os.environ["START_DIR"] + "/examples/guess_program.py")["ask"]
 messages = [{"role": "user", "content": "guess"}]
 messages.append({"role": "assistant", "content": ask(messages)})
 for hint in ("higher", "lower"):
