@@ -95,20 +95,29 @@ def kill_tree(pid: int) -> None:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Makes an empty folder for a process whose code nobody has read, and removes it afterwards.
-
-    It goes whatever was made in it: folders in folders without end, and those that nobody may read.
-    Every process that writes there must have ended. What cannot be removed stays.
-    """
-    outer = Path(tempfile.mkdtemp(prefix=prefix))
-    folder = outer / "folder"
-    folder.mkdir()
+    """Makes an empty folder for a process whose code nobody has read, and removes it afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         yield folder
     finally:
-        with contextlib.suppress(OSError):
-            _empty(outer, folder)
-        shutil.rmtree(outer, ignore_errors=True)
+        remove_folder(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder, if it is there, whatever a process has made in it.
+
+    Folders may lie in folders without end, and some may be closed to their owner. Every process
+    that writes there must have ended. What cannot be removed stays.
+    """
+    if not folder.is_dir():
+        return
+    outer = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    with contextlib.suppress(OSError):
+        # What may not be written cannot be moved.
+        folder.chmod(0o700)
+        _empty(outer, folder.rename(outer / "folder"))
+    shutil.rmtree(outer, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _empty(outer: Path, folder: Path) -> None:

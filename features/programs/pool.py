@@ -21,9 +21,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from custom.confine import remove_folder
 from custom.env_calls import describe
 from custom.model_usage import USAGE, Counts, add_counts
 from custom.side_services import set_up_services
@@ -39,7 +41,7 @@ from features.programs.report import NOTHING, NoReward, ProgramReport, report_of
 from features.programs.rewards import RewardSpec
 from features.programs.server import ProgramServer
 from features.programs.spec import ProgramSpec
-from features.programs.task_folders import TaskFolders, python_path, remove, with_whole_paths
+from features.programs.task_folders import TaskFolders, python_path, with_whole_paths
 from features.programs.task_words import NoSuchWord, with_task
 from workers.environments.clock import waited_for_processor
 from workers.environments.pool import EnvironmentPool
@@ -261,7 +263,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
     def _empty(self, attempt: Attempt) -> None:
         """Removes what a program has left in its folder."""
         if attempt.folder:
-            self._loop.run_in_executor(None, remove, attempt.folder)
+            self._loop.run_in_executor(None, remove_folder, Path(attempt.folder))
 
     def _kill(self, key: int) -> None:
         kill = self._kills.get(key)

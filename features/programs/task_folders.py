@@ -8,11 +8,11 @@ lives until the reward function has seen it; those of a killed trainer go when t
 import contextlib
 import fcntl
 import os
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from custom.confine import remove_folder
 
 PREFIX = "programs-"
 # Whoever runs holds a lock of it.
@@ -36,19 +36,8 @@ class TaskFolders:
 
     def close(self) -> None:
         """Removes all that is left."""
-        remove(self._root)
+        remove_folder(self._root)
         os.close(self._lock)
-
-
-def remove(folder: str | Path) -> None:
-    """Removes a folder, also one that a program has locked or nested without end."""
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return
-    except (OSError, RecursionError):
-        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-            subprocess.run([*command, str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
 def remove_left_over() -> None:
@@ -56,7 +45,7 @@ def remove_left_over() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError), open(folder / LOCK, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(folder)
+            remove_folder(folder)
 
 
 def with_whole_paths(command: Sequence[str]) -> list[str]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from custom.confine import remove_folder
 from features.programs import task_folders
 from features.programs.exchange import Asked
 from features.programs.spec import ProgramSpec
-from features.programs.task_folders import TaskFolders, remove, with_whole_paths
+from features.programs.task_folders import TaskFolders, with_whole_paths
 from features.programs.task_words import MAX_WORD_BYTES, NoSuchWord, with_task
 from tests.features.programs.test_pool import exit_of, play, pool_of
 from training.config.loader import load_config
@@ -140,7 +141,7 @@ def test_a_folder_goes_whatever_is_in_it(tmp_path: Path) -> None:
         os.mkdir("d")
         os.chdir("d")
     os.chdir(here)
-    remove(folder)
+    remove_folder(folder)
     assert not folder.exists() and (outside / "kept").exists()
 
 
