@@ -123,13 +123,13 @@ class RepeatedBackward(SummingProbe):
         share = self.model.settings.sequence_ranks / world_size()
         name = f"{self.model.name}/repeated_backward"
         sums = self.sums
-        # The first pass makes up for it. What the hook holds has no graph.
-        sums.add({name: -1.0}, share)
 
         def count(gradient: Tensor) -> None:
             sums.add({name: 1.0}, share)
 
         if loss.requires_grad:
+            # The first pass is the one that is meant: only further ones are counted.
+            sums.add({name: -1.0}, share)
             loss.register_hook(self.guarded(count))
 
     def metrics_of(self, totals: dict[str, float]) -> dict[str, float]:

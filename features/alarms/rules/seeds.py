@@ -1,8 +1,8 @@
 """Watches whether environments do as their seeds say.
 
 Members of a group have one seed, so that equal first answers are answered equally (or the config
-allows different tasks). What a policy says first is compared with what came of it, where both
-prompt and answer were the same:
+allows different tasks). Episodes with the same prompt and the same first answer are compared by
+what the environment replied:
 
     group   seed   first answer   came of it
     a       11     5              higher

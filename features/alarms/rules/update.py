@@ -222,7 +222,7 @@ def doubled_gradients(seen: SeenStep) -> Iterator[Finding]:
     """Finds losses whose gradient was taken more than once."""
     for model in ("actor", "critic"):
         passes = seen.metrics.get(f"{model}/repeated_backward", 0.0)
-        if passes:
+        if passes > 0:
             yield Finding(
                 "gradients_doubled",
                 f"losses of the {model} had {passes:g} backward passes behind their first one",

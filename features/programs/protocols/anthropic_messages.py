@@ -24,7 +24,7 @@ from features.programs.protocols.protocol import (
     tool_choice_of,
 )
 
-# What no client shows: here nothing is ever redacted.
+# Thinking that only Anthropic can read; this server writes none.
 REDACTED = "redacted_thinking"
 
 TOO_LONG = "prompt is too long"
