@@ -92,6 +92,11 @@ class Browser:
         finally:
             self._end_process()
 
+    @property
+    def is_gone(self) -> bool:
+        """Returns whether the browser's program has ended."""
+        return self.process.poll() is not None
+
     def resize(self, width: int, height: int) -> None:
         """Gives the window's content another size, in pixels."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}

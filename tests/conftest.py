@@ -19,6 +19,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -143,19 +144,34 @@ def tiny_game(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class SharedBrowser:
+    """Keeps a headless browser open for all tests, and another where a test has ended it."""
+
+    def __init__(self, closing: ExitStack) -> None:
+        self._closing = closing
+        self._browser: Browser | None = None
+
+    def running(self) -> Browser:
+        """Returns the browser, or opens one."""
+        if self._browser is None or self._browser.is_gone:
+            self._browser = self._closing.enter_context(Browser())
+        return self._browser
+
+
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    """A headless browser that all tests share; see `browser`."""
+def shared_browser() -> Iterator[SharedBrowser]:
+    """What keeps the browser; see `browser`."""
     missing = what_is_missing()
     if missing:
         pytest.skip(missing)
-    with Browser() as opened:
-        yield opened
+    with ExitStack() as closing:
+        yield SharedBrowser(closing)
 
 
 @pytest.fixture
-def browser(chromium: Browser) -> Browser:
+def browser(shared_browser: SharedBrowser) -> Browser:
     """The browser, of the usual size, which has said and asked for nothing yet."""
+    chromium = shared_browser.running()
     chromium.resize(1400, 900)
     chromium.open("about:blank")
     chromium.console()

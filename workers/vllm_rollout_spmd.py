@@ -102,7 +102,9 @@ class vLLMRollout(BaseRollout):
         with preserved_rng(), nameless_segments():
             from vllm import EngineArgs, LLMEngine
 
-            self.engine = LLMEngine.from_engine_args(EngineArgs(**args))
+            engine_args = EngineArgs(**args)
+            make_room_for_experts(engine_args)
+            self.engine = LLMEngine.from_engine_args(engine_args)
         self.set_version(0)
 
     # Its demands on a config.
@@ -402,6 +404,23 @@ def set_engine_environment() -> None:
     """Sets ENVIRONMENT; values that are set already stay."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def make_room_for_experts(engine_args: Any) -> None:
+    """Drops vLLM's process groups where an engine with experts follows one without.
+
+    vLLM makes its groups for the first engine of a process, with one of experts only where that
+    engine has some. Engines that are there already use the new groups, which have the same ranks.
+
+    Args:
+        engine_args: vLLM's EngineArgs of the engine that is to be made.
+    """
+    from vllm.distributed import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized() or parallel_state._EP is not None:
+        return
+    if engine_args.create_model_config().is_moe:
+        parallel_state.destroy_model_parallel()
 
 
 def mapped_segments() -> set[Path]:

@@ -107,6 +107,18 @@ def test_log_probs_are_the_trainers_after_every_update(engine) -> None:
         assert worst_difference(rollout, lm, spec, 1.0) < 1e-4
 
 
+@pytest.mark.vllm
+def test_an_engine_with_experts_may_follow_one_without_which_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    engines = []
+    for kind in ("tied", "qwen3_moe"):
+        spec = model_spec(make_model(kind, tmp_path / kind))
+        engines.append((build_engine("vllm", spec), spec.causal_lm(trainable=True).eval(), spec))
+    for rollout, lm, spec in engines:
+        send(rollout, lm)
+        assert worst_difference(rollout, lm, spec, 1.0) < 1e-4
+
+
 def parts_of(lm: nn.Module) -> list[str]:
     """Names a layer's tensors, the head and the embedding: one of all that an engine may fuse."""
     return [name for name in weight_manifest(lm) if "layers.1." in name or "layers." not in name]

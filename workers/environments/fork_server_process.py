@@ -33,6 +33,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 from contextlib import suppress
 from types import ModuleType
@@ -52,6 +53,9 @@ MAX_FILES = 8
 MAX_PID_CHARS = 20
 # So often children that start children are looked for again.
 MAX_HUNTS = 100
+# So often the environment of a process is read that shows none, and the wait between, in seconds.
+MAX_LOOKS = 5
+LOOK_AGAIN_S = 0.002
 # The longest wait for a signal or a frame, after which the parent is looked at, in seconds.
 LOOK_S = 1.0
 
@@ -211,7 +215,7 @@ class ForkServerProcess:
         marks = set(self.marks.values())
         for _ in range(MAX_HUNTS):
             orphans = [pid for pid in children(self.pid) if pid not in self.ids]
-            leftovers = [pid for pid in orphans if not marks & environment_of(pid)]
+            leftovers = [pid for pid in orphans if not marks & settled_environment_of(pid)]
             if not leftovers:
                 return
             for pid in leftovers:
@@ -288,6 +292,19 @@ def environment_of(pid: int) -> set[str]:
     with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
         entries = file.read().decode("utf-8", "replace").split("\0")
         return {entry for entry in entries if entry}
+    return set()
+
+
+def settled_environment_of(pid: int) -> set[str]:
+    """Returns `environment_of` a process, for which a program that just begins is waited for.
+
+    Between its start and its first instruction Linux shows no entry.
+    """
+    for _ in range(MAX_LOOKS):
+        entries = environment_of(pid)
+        if entries:
+            return entries
+        time.sleep(LOOK_AGAIN_S)
     return set()
 
 
