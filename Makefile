@@ -19,8 +19,8 @@ PYTEST := $(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reo
 # A Python that may not keep bytecode compiles what it imports at every start, half of its seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup help verifiers-env quickstart smollm2 smollm2-game test test-again test-unit test-slow check docs learn-table \
-	format bench gpu-check clean
+.PHONY: setup help verifiers-env quickstart smollm2 smollm2-game test test-long test-again test-unit test-slow check docs \
+	learn-table format bench gpu-check clean
 
 setup: $(READY)  ## the virtual environment, .venv: installs what is missing
 
@@ -51,15 +51,18 @@ smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, five gu
 	$(PY) main.py configs/smollm2_guess.yaml $(SETTINGS)
 
 test: $(READY)  ## every fast CPU test
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not long and not gpu"
+
+test-long: $(READY)  ## those that take half a minute or more, or try one more case of what a fast one shows; CI runs them
+	$(PYTEST) -m "long and not slow and not gpu"
 
 test-again: $(READY)  ## those that failed the last time, one after another; a deadline is late on a busy machine
 	$(PY) -m pytest --last-failed --last-failed-no-failures none -m "not slow and not gpu"
 
 test-unit: $(READY)  ## what to run after an edit: no Ray, no vLLM, minutes on 2 cores
-	$(PYTEST) tests/unit tests/features --ignore-glob="*/runs" -m "not slow and not gpu and not vllm"
+	$(PYTEST) tests/unit tests/features --ignore-glob="*/runs" -m "not slow and not long and not gpu and not vllm"
 
-test-slow: $(READY)  ## the long ones
+test-slow: $(READY)  ## those that take minutes
 	$(PY) -m pytest -m "slow and not gpu"
 
 check: $(READY)  ## lint, format, types

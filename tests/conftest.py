@@ -12,6 +12,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Each of the workers, and of the ranks and programs that tests start, has one core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray's workers would give way to everything else that runs, the other half of the tests too.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # A probe that raises fails its test, where a run would go on without it.
 os.environ.setdefault("PROBE_FAULTS", "raise")
 # Programs that tests start would compile what they import each time: half of what a start costs.
@@ -44,7 +46,13 @@ observers.RAISES = True
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups and orders the tests for pytest-xdist; without it they keep their order."""
+    """Marks the whole runs of features as long; groups and orders the tests for pytest-xdist.
+
+    Without it they keep their order.
+    """
+    for item in items:
+        if is_run_of_a_feature(item):
+            item.add_marker(pytest.mark.long)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     for item in items:
@@ -59,6 +67,12 @@ def worker_group(item: pytest.Item) -> str:
     if item.get_closest_marker("vllm"):
         return "vllm"
     return item.path.relative_to(PROJECT / "tests").with_suffix("").as_posix()
+
+
+def is_run_of_a_feature(item: pytest.Item) -> bool:
+    """Returns whether the test stands in tests/features/NAME/runs."""
+    parts = item.path.relative_to(PROJECT / "tests").parts
+    return parts[0] == "features" and "runs" in parts
 
 
 def starts_after(item: pytest.Item) -> int:

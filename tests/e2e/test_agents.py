@@ -661,6 +661,7 @@ def fit_over_ray(task: Path, folder: Path, *overrides: str, ranks: int = 2) -> l
     return fit(game_config(task, folder, *layout, *overrides))[1]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_two_ranks_in_the_game_give_the_numbers_of_one(
     forgetful_game: Path, tmp_path: Path

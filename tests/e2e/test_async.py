@@ -44,6 +44,7 @@ def cut(trainer: Any) -> None:
     trainer.on_step = stop
 
 
+@pytest.mark.long
 def test_engines_of_their_own_give_the_numbers_of_colocated_ones(
     cluster: None,
     tiny_game: Path,
@@ -57,6 +58,7 @@ def test_engines_of_their_own_give_the_numbers_of_colocated_ones(
         assert other == pytest.approx(one, rel=1e-5, abs=NOISE)
 
 
+@pytest.mark.long
 def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
     cluster: None,
     tiny_game: Path,
@@ -175,6 +177,7 @@ def test_running_requests_go_on_with_new_weights_and_say_which_sampled_each_toke
         assert completion.log_probs == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.long
 def test_episodes_are_finished_first_where_weights_may_not_reach_them(
     cluster: None,
     tiny_game: Path,

@@ -118,6 +118,7 @@ def write_count(folder: Path, model: Path) -> None:
     (folder / "count.yaml").write_text(yaml.safe_dump(config))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("feature", [case(name) for name in [*FOLDERS, ALL]])
 def test_without_a_feature_the_rest_works(feature: str, tmp_path: Path, tiny_game: Path) -> None:

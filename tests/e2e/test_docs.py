@@ -136,6 +136,7 @@ def words_of(command: str) -> list[str]:
     return [sys.executable, *words[1:]] if words[0] == "python" else words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
 def test_a_command_of_the_docs_runs(
     page: str,

@@ -136,6 +136,7 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint(
         assert not (run.folder / "stalls").exists()
 
 
+@pytest.mark.long
 def test_restarts_come_to_an_end(tiny_task, tmp_path) -> None:
     # The first call of each attempt is that on a made-up answer, before a model is loaded.
     run = FailingRun(tiny_task, tmp_path, "2:raise 2:kill", "trainer.max_restarts=1")
@@ -199,6 +200,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stands", ["time.sleep(600)", pytest.param("[]", marks=pytest.mark.slow)])
 def test_an_engine_that_hangs_shows_its_queue_and_the_oldest_episode(
     tiny_game, tmp_path, stands

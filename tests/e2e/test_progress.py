@@ -65,6 +65,7 @@ def test_lines_show_a_long_generation_and_validation(
     assert lines_of(config, caplog) == {("validation", 8), ("step 1", 16)}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_the_driver_shows_what_all_ranks_play(
     tiny_game: Path,

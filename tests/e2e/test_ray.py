@@ -88,7 +88,7 @@ PLAIN = (
 @pytest.mark.parametrize(
     ("ranks", "overrides"),
     [
-        (1, ()),
+        pytest.param(1, (), marks=pytest.mark.long),
         (2, MICRO),
         pytest.param(2, SHARED, marks=pytest.mark.slow),
         pytest.param(2, (), marks=pytest.mark.slow),
@@ -115,6 +115,7 @@ def test_ranks_over_ray_give_the_numbers_of_one_process(
     assert_same(local_run, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.parametrize("tensor_parallel", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_vllm_agrees_with_the_policy_on_every_layout_of_two_ranks(
@@ -141,6 +142,7 @@ def test_vllm_agrees_with_the_policy_on_every_layout_of_two_ranks(
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [(2, 1), pytest.param((1, 2), marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_another_number_of_ranks(
     cluster: None, local_run: Path, tiny_task: Path, tmp_path: Path, ranks: tuple[int, int]
@@ -222,6 +224,7 @@ def end_one_rank() -> None:
     raise AssertionError("no rank runs")
 
 
+@pytest.mark.long
 def test_ranks_know_an_algorithm_of_ones_own(
     cluster: None, tiny_task: Path, tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def check_kills(
     assert len(list(broken.glob("global_step_*"))) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "engine", ["hf", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])]
 )
