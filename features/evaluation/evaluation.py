@@ -27,6 +27,7 @@ from training.agent_trainer import AgentTrainer, validation_endings
 from training.building import build_trainer
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.config.plain_files import read_plain_text
 from training.config.reference import to_yaml
 from training.features import features
 from training.ray_trainer import RayPPOTrainer
@@ -112,7 +113,7 @@ def require_no_run(out: Path) -> None:
 def _is_of_evaluation(settings: Path) -> bool:
     """Checks whether a config.yaml is that of an evaluation, which trains nothing."""
     try:
-        found = flat_settings(settings.read_text(encoding="utf-8", errors="replace"))
+        found = flat_settings(read_plain_text(settings, errors="replace"))
     except (OSError, ValueError, YAMLError):
         return False
     return found.get("trainer.val_only") is True

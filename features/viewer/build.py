@@ -54,6 +54,7 @@ from features.viewer.token_columns import (
 )
 from features.viewer.token_texts import TokenTexts, find_tokenizer
 from features.viewer.update_columns import read_update
+from training.config.plain_files import plain_lines
 
 ASSETS = Path(__file__).parent / "assets"
 # A viewer's folder has it; no other folder is replaced.
@@ -167,8 +168,8 @@ def count_episodes(files: Sequence[RecordFile]) -> int:
     count = 0
     for file in files:
         # Its faults are told when its episodes are read.
-        with suppress(OSError), file.path.open("rb") as lines:
-            count += sum(1 for line in lines if line.strip())
+        with suppress(OSError):
+            count += sum(1 for line in plain_lines(file.path) if line.strip())
     return count
 
 

@@ -33,7 +33,9 @@ def find_run(folder: Path, number: int) -> RecordedRun:
     """
     special = special_file(folder)
     if special is not None:
-        raise ValueError(f"{special} is no regular file: no run writes it")
+        raise ValueError(
+            f"{special} is no regular file, or too large for what it is: no run writes it"
+        )
     places = [folder / "episodes", *_configured(folder / "config.yaml"), folder]
     for place in places:
         if place.is_dir() and list_files(place):
@@ -62,6 +64,21 @@ def _configured(config: Path) -> list[Path]:
         return []
     named = settings.get("records.folder")
     return [Path(str(named))] if named else []
+
+
+def own_folder(run_dir: Path) -> Path:
+    """Returns the folder of a run's viewer, in the run's own.
+
+    Raises:
+        ValueError: a link stands there, which leads elsewhere.
+    """
+    out = run_dir / "viewer"
+    if not out.resolve().is_relative_to(run_dir.resolve()):
+        raise ValueError(
+            f"{out} leads to {out.resolve()}, outside of the run's folder: name the folder that is "
+            "meant with --out"
+        )
+    return out
 
 
 def rewrite_page(folder: Path) -> None:
@@ -102,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         runs = [find_run(folder, number) for number, folder in enumerate(args.runs)]
         require_each_once(runs)
-        out = args.out or runs[0].folder / "viewer"
+        out = args.out or own_folder(runs[0].folder)
         report = build_viewer(runs, out)
     except (OSError, ValueError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 
@@ -15,6 +16,8 @@ def temporary_beside(path: Path, text: str) -> Path:
     """Writes what a file is to hold to FILE.tmp, forces it to disk, and returns that."""
     temporary = path.with_name(path.name + ".tmp")
     with naming(path):
+        # A link that stands there would lead the text elsewhere.
+        temporary.unlink(missing_ok=True)
         temporary.write_text(text)
         force_to_disk(temporary)
     return temporary
@@ -25,7 +28,7 @@ def append_line(path: Path, line: str) -> None:
 
     A line that was broken off before, by a kill, is ended first.
     """
-    with naming(path), path.open("a+b", buffering=0) as file:
+    with naming(path), open_in_folder(path, "a+b") as file:
         before = file.seek(0, os.SEEK_END)
         rest = (line + "\n").encode()
         if before > 0:
@@ -39,6 +42,19 @@ def append_line(path: Path, line: str) -> None:
         except OSError:
             file.truncate(before)
             raise
+
+
+def open_in_folder(path: Path, mode: str) -> FileIO:
+    """Opens a file of a run's folder, unbuffered, to be written; made where it is not there.
+
+    Raises:
+        OSError: a link stands there, which would lead elsewhere; or it cannot be written.
+    """
+    return open(path, mode, buffering=0, opener=_without_links)
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def force_to_disk(written: Path, *, below: bool = True) -> None:
