@@ -8,6 +8,7 @@ it works while a run goes on and after a crash.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from features.viewer.records import list_files
 from training.config.plain_files import read_plain_text, special_file
 from training.features import features
 from training.run.recorded_config import flat_settings
+from training.run.signals import EndingSignals
 
 PROGRAM = "python -m features.viewer.command"
 # So many sentences about damaged records are printed.
@@ -116,17 +118,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="the folder to make; default: RUN_DIR/viewer")
     args = parser.parse_args(argv)
+    signals = EndingSignals()
     try:
-        runs = [find_run(folder, number) for number, folder in enumerate(args.runs)]
-        require_each_once(runs)
-        out = args.out or own_folder(runs[0].folder)
-        report = build_viewer(runs, out)
+        with signals:
+            runs = [find_run(folder, number) for number, folder in enumerate(args.runs)]
+            require_each_once(runs)
+            out = args.out or own_folder(runs[0].folder)
+            report = build_viewer(runs, out)
     except (OSError, ValueError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted, no viewer was made", file=sys.stderr)
-        return 130
+        return 128 + (signals.received or signal.SIGINT)
     if args.out is None:
         rewrite_page(runs[0].folder)
     print(summary(report, out))

@@ -1,10 +1,18 @@
 """Writes files so that a kill or a crash leaves the old file or the new one, never a part."""
 
+import fcntl
 import os
+import re
+import shutil
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+
+# Seconds.
+YOUNG_S = 5.0
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -70,6 +78,48 @@ def force_to_disk(written: Path, *, below: bool = True) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextmanager
+def folder_in_the_making(final: Path, ending: str) -> Iterator[Path]:
+    """Gives a new folder beside `final`, which the block renames to it once it is whole.
+
+    One that is not renamed is removed, as are those that processes left that were killed: each
+    locks its own for as long as it lives.
+
+    Args:
+        ending: of the folder's name, FINAL.xxxxxxxx and this.
+    """
+    _remove_left_behind(final, ending)
+    temporary = final.with_name(f"{final.name}.{uuid.uuid4().hex[:8]}{ending}")
+    temporary.mkdir(parents=True)
+    handle = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Some file systems have no locks.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(handle)
+
+
+def _remove_left_behind(final: Path, ending: str) -> None:
+    """Removes folders in the making that nobody makes any more; what cannot be removed stays."""
+    name = re.compile(re.escape(final.name) + r"\.[0-9a-f]{8}" + re.escape(ending))
+    found = list(final.parent.iterdir()) if final.parent.is_dir() else []
+    for folder in found:
+        if name.fullmatch(folder.name) is None or folder.is_symlink():
+            continue
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # One that was made just now may not be locked yet.
+                if time.time() - folder.stat().st_mtime > YOUNG_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def from_here(path: Path) -> str:
