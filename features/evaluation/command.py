@@ -24,6 +24,7 @@ from features.evaluation.evaluation import (
     name_in,
     output_folder,
     require_no_run,
+    set_result_aside,
     write_evaluation,
     write_json,
 )
@@ -134,6 +135,8 @@ def evaluate_command(argv: Sequence[str], signals: EndingSignals) -> int:
         problems = check_config(evaluation_config(config, model, folder))
         if problems:
             raise ConfigError(problems)
+    if len(models) == 2:
+        set_result_aside(folders[0].parent)
     results = []
     played: list[Evaluation] = []
     for model, folder, name in zip(models, folders, names, strict=True):

@@ -13,6 +13,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,7 @@ def evaluate_model(
         trainer.init_workers()
         # Those of an earlier evaluation may be of another model, and of its tokenizer.
         _set_records_aside(out)
+        set_result_aside(out)
         write_atomically(out / CONFIG, to_yaml(trainer.config))
         engines: Any = trainer.rollout_wg
         engines.load_weights(model.weights)
@@ -164,6 +166,16 @@ def evaluate_model(
     del trainer, engines
     gc.collect()
     return evaluation
+
+
+def set_result_aside(out: Path) -> None:
+    """Renames the result of an earlier evaluation to FILE.old.
+
+    One that is broken off leaves none then, in place of another model's.
+    """
+    for name in (RESULT, METRICS_FILE):
+        with suppress(FileNotFoundError):
+            (out / name).replace(out / f"{name}.old")
 
 
 def _set_records_aside(out: Path) -> None:
