@@ -259,7 +259,9 @@ def _draw(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     for key in _validation_names(records):
         points = [(record["step"], float(record[key])) for record in records if key in record]
         axes.plot(*zip(*points, strict=True), "o-", markersize=4, linewidth=1, label=key)
-    axes.legend(frameon=False, fontsize=8)
+    for text in axes.legend(frameon=False, fontsize=8).get_texts():
+        # Names are no formulas, whatever dollar signs they have.
+        text.set_parse_math(False)
     figure.savefig(path)
 
 

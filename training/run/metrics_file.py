@@ -22,6 +22,10 @@ METRICS_FILE = "metrics.jsonl"
 NOT_FINITE = ("nan", "inf", "-inf")
 # Of a metrics.jsonl: more than a step's line.
 LAST_BYTES = 1 << 20
+# No run gets further.
+LAST_STEP = 2**31 - 1
+# Of a whole number, which a float can be.
+LARGEST = 10**300
 Reader = Callable[[Path], Iterator[dict[str, Any]]]
 
 
@@ -138,6 +142,8 @@ def _read_object(line: str) -> dict[str, Any]:
     record = json.loads(line)
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         raise ValueError('it has no "step", which is a whole number')
+    if not 0 <= record["step"] <= LAST_STEP:
+        raise ValueError(f'its "step" is none that a run reaches: 0 to {LAST_STEP}')
     return record
 
 
@@ -147,4 +153,6 @@ def _say_damaged(path: Path, number: int, error: Exception) -> None:
 
 def _is_number(value: object) -> bool:
     """Checks whether a value is a number, or names one that is not finite."""
-    return type(value) in (int, float) or value in NOT_FINITE
+    if type(value) is int:
+        return abs(value) <= LARGEST
+    return type(value) is float or value in NOT_FINITE
