@@ -8,8 +8,8 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
 from pathlib import Path
+from typing import IO
 
 # Seconds.
 YOUNG_S = 5.0
@@ -52,7 +52,7 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def open_in_folder(path: Path, mode: str) -> FileIO:
+def open_in_folder(path: Path, mode: str) -> IO[bytes]:
     """Opens a file of a run's folder, unbuffered, to be written; made where it is not there.
 
     Raises:

@@ -430,7 +430,7 @@ def test_metrics_of_any_name_and_number_cost_no_export(tmp_path: Path, tiny_task
     export.export(tmp_path / "run", tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert "<script>" not in card.replace(r"\<script\>", "")
-    assert [line["step"] for line in read_records(tmp_path / "run/metrics.jsonl")] == [1, 3]
+    assert [line["step"] for line in read_records(tmp_path / "run/metrics.jsonl")] == [1, 2, 3]
 
 
 def test_defaults_are_no_settings_that_differ(tmp_path: Path, tiny_task: Path) -> None:
