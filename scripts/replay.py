@@ -5,8 +5,10 @@
         [--model PATH] [key=value ...]
 
 EPISODES.jsonl is a file of RUN_DIR/episodes; RUN_DIR holds the run's config.yaml (a validation
-alone leaves RUN_DIR/config.validation.yaml beside it). The turn loop itself runs twice, with an
-engine that answers with the recorded ids:
+alone leaves RUN_DIR/config.validation.yaml beside it). A config may be a stranger's: one that asks
+for code other than this project's (an environment in a file of yours, say) is to be named itself,
+RUN_DIR/config.yaml in place of RUN_DIR. The turn loop itself runs twice, with an engine that
+answers with the recorded ids:
 
     tokens        beside environments that answer with the record:
                   rows (prompt, sampled ids, joins, mask, turns) and texts must come out the same
@@ -49,6 +51,7 @@ from scripts.replay_episodes import row_of as row_of
 from scripts.replay_loss import loss_of
 from scripts.replay_player import Player
 from training.config import PPOConfig
+from training.config.found_config import require_no_code
 from training.config.loader import ConfigError, load_config
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import agent_specs
@@ -65,6 +68,13 @@ ONE_RANK = (
 )
 # Retries are not repeated, and AgentRollout is to hand out its records.
 WITH_RECORDS = ("agent.max_refills=0", "records.keep_gib=1")
+# Nothing is written.
+NO_PLACES = (
+    "records.folder=null",
+    "trainer.default_local_dir=null",
+    "trainer.rollout_data_dir=null",
+    "trainer.validation_data_dir=null",
+)
 # An error shows so many ids.
 NAMES_SHOWN = 5
 # Exit codes.
@@ -77,10 +87,16 @@ def read_config(place: Path, overrides: Sequence[str] = ()) -> PPOConfig:
     """Reads a run's folder, or a YAML file, for one rank on the CPU.
 
     What only training needs is not checked.
+
+    Raises:
+        ConfigError: it is wrong; or a folder's asks for code, which nobody has named.
     """
     file = place / "config.yaml" if place.is_dir() else place
-    words = [str(file), *ONE_RANK, *WITH_RECORDS, *overrides]
-    config = load_config(words, check=False).config
+    words = [str(file), *ONE_RANK, *WITH_RECORDS, *NO_PLACES, *overrides]
+    loaded = load_config(words, check=False)
+    if place.is_dir():
+        require_no_code(loaded, str(file), f"python scripts/replay.py {file} EPISODES.jsonl …")
+    config = loaded.config
     environment = config.agent.environment
     if environment.isolation != "ray":
         return config

@@ -342,6 +342,7 @@ def _record(chat: Chat, rollout: AgentRollout, described: DataProto, episode: Ep
     write_episodes(chat.out / "episodes", batch)
     rollout.tokens.tokenizer.save_pretrained(chat.out / "tokenizer")
     file = from_here(chat.out / "episodes/val-0.jsonl")
+    config = from_here(chat.out / "config.yaml")
     terminal.show(f"{turns} turns, reward {reward:g}, ending: {ending}; recorded in {file}")
-    terminal.show(f"again: python scripts/replay.py {from_here(chat.out)} {file}")
+    terminal.show(f"again: python scripts/replay.py {config} {file}")
     return 0

@@ -6,13 +6,12 @@ Invariant: results are on disk before anything is said about them.
 from __future__ import annotations
 
 import math
-import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from data.watchdog import watching
 from features.evaluation.config import evaluation_config, require_tasks, with_samples
@@ -25,6 +24,7 @@ from features.evaluation.evaluation import (
     name_in,
     output_folder,
     require_no_run,
+    set_result_aside,
     write_evaluation,
     write_json,
 )
@@ -38,52 +38,11 @@ from features.evaluation.summary import (
 from training.config import PPOConfig
 from training.config.checks import check_config
 from training.config.command_line import read_command_line
-from training.config.explain import PROJECT, explain_run
-from training.config.layers import COMMAND_LINE
-from training.config.leaves import Leaf, leaves
-from training.config.loader import ConfigError, LoadedConfig, load_config
+from training.config.explain import explain_run
+from training.config.found_config import require_no_code
+from training.config.loader import ConfigError, load_config
 from training.run.leftovers import ends_leftovers
 from training.run.signals import EndingSignals
-
-# So much of a setting is shown that a stranger's config asks for.
-MAX_VALUE_CHARS = 120
-# Words that name data and weights, which are read as such, and the run.
-HARMLESS = frozenset(
-    {
-        "data.train_files",
-        "data.val_files",
-        "data.prompt_key",
-        "data.reward_fn_key",
-        "actor_rollout_ref.model.path",
-        "actor_rollout_ref.model.target_modules",
-        "actor_rollout_ref.actor.optim.betas",
-        "actor_rollout_ref.actor.checkpoint.save_contents",
-        "actor_rollout_ref.actor.checkpoint.load_contents",
-        "critic.model.path",
-        "critic.optim.betas",
-        "critic.checkpoint.save_contents",
-        "critic.checkpoint.load_contents",
-        "trainer.project_name",
-        "trainer.experiment_name",
-        "trainer.logger",
-    }
-)
-# Folders of this project whose code its user wrote, or keeps.
-OWN_CODE = ("contrib", "custom", "data", "examples", "features", "training", "workers")
-# A Python file, and what is taken from it.
-CODE_FILES = {
-    "custom_algorithm": None,
-    "custom_reward_function.path": "custom_reward_function.name",
-    "data.custom_cls.path": "data.custom_cls.name",
-    "agent.environment.path": "agent.environment.cls",
-}
-# Names of what is registered here.
-NAMES = (
-    "actor_rollout_ref.actor.policy_loss.loss_mode",
-    "actor_rollout_ref.rollout.name",
-    "reward_model.reward_manager",
-    "algorithm.adv_estimator",
-)
 
 
 @dataclass(frozen=True)
@@ -150,66 +109,6 @@ def _config_of_the_run(model: str) -> list[str]:
     return []
 
 
-def require_no_code(loaded: LoadedConfig, file: str) -> None:
-    """Checks a config that a model's folder brought, which may be a stranger's.
-
-    Numbers and the choices that a setting allows may stand there, the words of HARMLESS, and
-    Python files of this project.
-
-    Raises:
-        ConfigError: another setting is in it, which could run code, or a program.
-    """
-    defaults = dict(leaves(PPOConfig()))
-    own = _keys_of_own_code(dict(leaves(loaded.config)))
-    asked = []
-    for key, leaf in leaves(loaded.config):
-        if key in own:
-            continue
-        source = loaded.sources.get(key)
-        if source in ("default", COMMAND_LINE) or leaf.value == defaults[key].value:
-            continue
-        if key.endswith("trust_remote_code") or not _is_harmless(key, leaf.value):
-            asked.append(f"{key}={leaf.value}"[:MAX_VALUE_CHARS])
-    if asked:
-        raise ConfigError(
-            [
-                f"{file} asks for {', '.join(asked)}, and nobody has named that file: if you trust "
-                f"the one who wrote it, give it as the config: main.py {file} --eval …"
-            ]
-        )
-
-
-def _keys_of_own_code(settings: Mapping[str, Leaf]) -> set[str]:
-    """Returns the keys of Python files of this project, and of the names that are taken from them.
-
-    Files of outputs are none of them: a stranger's run may lie there.
-    """
-    keys: set[str] = set()
-    for key, name in CODE_FILES.items():
-        path = settings[key].value
-        if path is None or not any(
-            Path(path).resolve().is_relative_to(PROJECT / folder) for folder in OWN_CODE
-        ):
-            continue
-        keys.add(key)
-        if name is not None and str(settings[name].value).isidentifier():
-            keys.add(name)
-    return keys
-
-
-def _is_harmless(key: str, value: Any) -> bool:
-    """Tells whether a setting of a stranger's may be taken."""
-    if value is None or isinstance(value, bool | int | float) or key in HARMLESS:
-        return True
-    if key in NAMES:
-        # A name with a dot or a colon is that of a file or a module.
-        return re.fullmatch(r"[\w-]+", str(value)) is not None
-    if isinstance(value, tuple | dict):
-        return not value
-    leaf = dict(leaves(PPOConfig()))[key]
-    return isinstance(value, str) and leaf.plain is Literal
-
-
 def evaluate_command(argv: Sequence[str], signals: EndingSignals) -> int:
     """Evaluates one model, or two on the same tasks; prints a table, returns the exit code.
 
@@ -219,7 +118,8 @@ def evaluate_command(argv: Sequence[str], signals: EndingSignals) -> int:
     wanted = read_words(argv)
     loaded = load_config(list(wanted.words), check=False)
     if wanted.is_found:
-        require_no_code(loaded, wanted.words[0])
+        file = wanted.words[0]
+        require_no_code(loaded, file, f"main.py {file} --eval …")
     config = with_samples(loaded.config, wanted.n, loaded.sources)
     if loaded.explain:
         print(explain_run(loaded), flush=True)
@@ -228,11 +128,15 @@ def evaluate_command(argv: Sequence[str], signals: EndingSignals) -> int:
     models = [find_model(given, config) for given in wanted.models]
     names = distinct_names(config, models)
     folders = output_folders(config, models, names, wanted.out)
+    if wanted.is_found and wanted.out is None:
+        require_in_run(folders, Path(config.trainer.run_dir))
     for model, folder in zip(models, folders, strict=True):
         require_no_run(folder)
         problems = check_config(evaluation_config(config, model, folder))
         if problems:
             raise ConfigError(problems)
+    if len(models) == 2:
+        set_result_aside(folders[0].parent)
     results = []
     played: list[Evaluation] = []
     for model, folder, name in zip(models, folders, names, strict=True):
@@ -286,6 +190,15 @@ def output_folders(
     )
     require_no_run(both)
     return [both / name for name in names]
+
+
+def require_in_run(folders: Sequence[Path], run_dir: Path) -> None:
+    """Raises ConfigError where a link of a run, which may be a stranger's, leads out of it."""
+    for folder in folders:
+        if not folder.resolve().is_relative_to(run_dir.resolve()):
+            raise ConfigError(
+                [f"{folder} leads to {folder.resolve()}: name the folder that is meant with --out"]
+            )
 
 
 def _compare(

@@ -14,6 +14,7 @@ from typing import Any
 
 from features.evaluation.evaluated_weights import EvaluatedWeights, Form
 from training.config import ModelConfig, PPOConfig
+from training.config.plain_files import read_plain_text
 from training.run.checkpoint_contents import ACTOR, load_driver_state
 from training.run.checkpoint_weights import read_metadata
 from training.run.named_model import (
@@ -77,8 +78,8 @@ def _of_folder(settings: ModelConfig, path: str) -> ModelConfig:
 def _peft_folder(given: str, path: Path, settings: ModelConfig) -> EvaluatedModel:
     """Takes adapters as peft saves them, and the base that they name, or else the config's."""
     try:
-        entries = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
+        entries = json.loads(read_plain_text(path / "adapter_config.json"))
+    except (ValueError, OSError, RecursionError) as error:
         raise CannotUse(f"{path}/adapter_config.json cannot be read: {error}") from error
     if not any(path.glob("adapter_model.*")):
         raise CannotUse(f"{given} holds no weights (adapter_model.safetensors)")

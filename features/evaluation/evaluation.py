@@ -13,6 +13,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from training.agent_trainer import AgentTrainer, validation_endings
 from training.building import build_trainer
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.config.plain_files import read_plain_text
 from training.config.reference import to_yaml
 from training.features import features
 from training.ray_trainer import RayPPOTrainer
@@ -112,7 +114,7 @@ def require_no_run(out: Path) -> None:
 def _is_of_evaluation(settings: Path) -> bool:
     """Checks whether a config.yaml is that of an evaluation, which trains nothing."""
     try:
-        found = flat_settings(settings.read_text(encoding="utf-8", errors="replace"))
+        found = flat_settings(read_plain_text(settings, errors="replace"))
     except (OSError, ValueError, YAMLError):
         return False
     return found.get("trainer.val_only") is True
@@ -147,6 +149,7 @@ def evaluate_model(
         trainer.init_workers()
         # Those of an earlier evaluation may be of another model, and of its tokenizer.
         _set_records_aside(out)
+        set_result_aside(out)
         write_atomically(out / CONFIG, to_yaml(trainer.config))
         engines: Any = trainer.rollout_wg
         engines.load_weights(model.weights)
@@ -163,6 +166,16 @@ def evaluate_model(
     del trainer, engines
     gc.collect()
     return evaluation
+
+
+def set_result_aside(out: Path) -> None:
+    """Renames the result of an earlier evaluation to FILE.old.
+
+    One that is broken off leaves none then, in place of another model's.
+    """
+    for name in (RESULT, METRICS_FILE):
+        with suppress(FileNotFoundError):
+            (out / name).replace(out / f"{name}.old")
 
 
 def _set_records_aside(out: Path) -> None:

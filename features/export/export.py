@@ -12,9 +12,8 @@ folder stays as it is.
 import argparse
 import logging
 import re
-import shutil
+import signal
 import sys
-import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,9 +22,10 @@ from pathlib import Path
 from features.export.exported_model import write_adapter, write_model
 from features.export.model_card import CardFacts, write_card
 from training.run.checkpoint_names import TEMPORARY
-from training.run.files import force_to_disk
+from training.run.files import folder_in_the_making, force_to_disk
 from training.run.model_source import CheckpointModel, find_checkpoint_model, step_of_checkpoint
 from training.run.named_model import CannotUse
+from training.run.signals import EndingSignals
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -89,15 +89,11 @@ def _require_free(out: Path, checkpoint: Path) -> None:
 @contextmanager
 def _appearing_whole(out: Path) -> Iterator[Path]:
     """Gives a temporary folder that is renamed to `out` when the block has ended well."""
-    temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
-    temporary.mkdir(parents=True)
-    try:
+    with folder_in_the_making(out, TEMPORARY) as temporary:
         yield temporary
         force_to_disk(temporary)
         # Takes the place of an empty folder; of one that was filled meanwhile it does not.
         temporary.rename(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -132,16 +128,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # One process reads what any number of ranks wrote.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    signals = EndingSignals()
     try:
-        model = export(
-            args.checkpoint, args.out, dtype=args.dtype, adapter=args.adapter, base=args.base
-        )
+        with signals:
+            model = export(
+                args.checkpoint, args.out, dtype=args.dtype, adapter=args.adapter, base=args.base
+            )
     except (CannotUse, OSError) as error:
         print(f"nothing was exported: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("nothing was exported: interrupted", file=sys.stderr)
-        return 130
+        return 128 + (signals.received or signal.SIGINT)
     print(f"{args.out}: {model.checkpoint} as a Hugging Face folder, see its README.md")
     return 0
 

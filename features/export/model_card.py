@@ -249,7 +249,7 @@ def _draw(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.grid(axis="y", alpha=0.3)
     steps = [record["step"] for record in records if REWARD in record]
     # A value that is not finite is recorded as text.
-    rewards = [float(record[REWARD]) for record in records if REWARD in record]
+    rewards = [_number(record[REWARD]) for record in records if REWARD in record]
     axes.plot(steps, rewards, alpha=0.3, linewidth=1)
     means = []
     for place in range(len(rewards)):
@@ -257,13 +257,23 @@ def _draw(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         means.append(sum(window) / len(window))
     axes.plot(steps, means, color="C0", linewidth=2, label=f"training, mean of {WINDOW} steps")
     for key in _validation_names(records):
-        points = [(record["step"], float(record[key])) for record in records if key in record]
+        points = [(record["step"], _number(record[key])) for record in records if key in record]
         axes.plot(*zip(*points, strict=True), "o-", markersize=4, linewidth=1, label=key)
-    axes.legend(frameon=False, fontsize=8)
+    for text in axes.legend(frameon=False, fontsize=8).get_texts():
+        # Names are no formulas, whatever dollar signs they have.
+        text.set_parse_math(False)
     figure.savefig(path)
 
 
 # Helpers
+
+
+def _number(value: Any) -> float:
+    """Returns a metric as a float; infinite of a whole number that is larger than any."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
 
 
 def _get(settings: Mapping[str, Any], key: str) -> Any:

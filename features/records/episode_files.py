@@ -16,6 +16,7 @@ from data.json_lines import join_objects, json_object
 from data.packed_arrays import unpack_array
 from data.protocol import DataProto
 from features.records.episode_entries import RECORD, take_played_episodes
+from training.config.plain_files import plain_lines
 from training.run.dumps import dump as dump
 
 # An episode as the file has it: turns and rows are lists of dicts.
@@ -84,19 +85,18 @@ def read_episodes(path: Path, first: int | None = None) -> list[Recorded]:
         ValueError: another line is no JSON object, or an episode lacks something.
     """
     episodes: list[Recorded] = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if first is not None and len(episodes) >= first:
-                break
-            where = f"{path.name} line {number}"
-            try:
-                episode = {**json.loads(line), "where": where}
-            except (ValueError, TypeError) as error:
-                if line.endswith(b"\n"):
-                    raise ValueError(f"{where} is no episode: {error}") from error
-                print(f"{where} is cut short, left out: the process ended while it wrote")
-                break
-            episodes.append(unpacked(episode))
+    for number, line in enumerate(plain_lines(path), start=1):
+        if first is not None and len(episodes) >= first:
+            break
+        where = f"{path.name} line {number}"
+        try:
+            episode = {**json.loads(line), "where": where}
+        except (ValueError, TypeError, RecursionError) as error:
+            if line.endswith(b"\n"):
+                raise ValueError(f"{where} is no episode: {error}") from error
+            print(f"{where} is cut short, left out: the process ended while it wrote")
+            break
+        episodes.append(unpacked(episode))
     return episodes
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from training.config.plain_files import plain_lines
 from training.run.files import append_line, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -132,8 +133,8 @@ def read_events(path: Path) -> Iterator[Event]:
     """
     if not path.is_file():
         return
-    text = path.read_text(encoding="utf-8", errors="replace")
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, content in enumerate(plain_lines(path), start=1):
+        line = content.decode("utf-8", errors="replace")
         if not line.strip():
             continue
         try:

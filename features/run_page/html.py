@@ -121,6 +121,8 @@ def write_html(content: dict[str, Any], page: Path) -> None:
     # A run and a command that watches it may write at the same time.
     temporary = page.with_name(f"{page.name}.{os.getpid()}.tmp")
     try:
+        # A link that stands there would lead the page elsewhere.
+        temporary.unlink(missing_ok=True)
         temporary.write_bytes(make_html(content).encode("utf-8"))
         temporary.replace(page)
     except OSError:

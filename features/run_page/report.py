@@ -158,6 +158,8 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     # Half a picture on a full disk takes nobody's place.
     temporary = run_dir / f"report.{os.getpid()}.tmp"
     try:
+        # A link that stands there would lead the picture elsewhere.
+        temporary.unlink(missing_ok=True)
         figure.savefig(temporary, format="png")
         temporary.replace(run_dir / "report.png")
     finally:

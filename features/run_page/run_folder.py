@@ -60,7 +60,9 @@ class RunFolder:
         # A run's own folder holds what the run has written.
         special = None if is_own else special_file(path)
         if special is not None:
-            raise ValueError(f"{special} is no regular file: no run writes it")
+            raise ValueError(
+                f"{special} is no regular file, or too large for what it is: no run writes it"
+            )
         settings = read_settings(path / "config.yaml")
         folder = cls(
             path=path,

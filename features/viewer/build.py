@@ -7,7 +7,6 @@ file of pages, not the run; and the old viewer stays until the new one is whole.
 
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,6 +53,8 @@ from features.viewer.token_columns import (
 )
 from features.viewer.token_texts import TokenTexts, find_tokenizer
 from features.viewer.update_columns import read_update
+from training.config.plain_files import plain_lines
+from training.run.files import folder_in_the_making
 
 ASSETS = Path(__file__).parent / "assets"
 # A viewer's folder has it; no other folder is replaced.
@@ -140,9 +141,7 @@ def build_viewer(runs: Sequence[RecordedRun], out: Path) -> ViewerReport:
     out = out.resolve()
     require_replaceable(out)
     # Two may be made at the same time, and nobody's folder has this name.
-    temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
-    temporary.mkdir(parents=True)
-    try:
+    with folder_in_the_making(out, ".new") as temporary:
         builder = ViewerBuilder(temporary)
         files = [file for run in runs for file in list_files(run.episodes)]
         with showing(count_episodes(files), len(files)) as advance:
@@ -153,13 +152,23 @@ def build_viewer(runs: Sequence[RecordedRun], out: Path) -> ViewerReport:
             if asset.is_file():
                 shutil.copyfile(asset, temporary / asset.name)
         require_replaceable(out)
-        if out.exists():
-            shutil.rmtree(out)
-        temporary.rename(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _take_place(temporary, out)
     builder.report.seconds = time.monotonic() - started
     return builder.report
+
+
+def _take_place(new: Path, out: Path) -> None:
+    """Renames a whole viewer to its name, and only then removes the one that was there."""
+    if not out.exists():
+        new.rename(out)
+        return
+    with folder_in_the_making(out, ".old") as old:
+        out.rename(old)
+        try:
+            new.rename(out)
+        except OSError:
+            old.rename(out)
+            raise
 
 
 def count_episodes(files: Sequence[RecordFile]) -> int:
@@ -167,8 +176,8 @@ def count_episodes(files: Sequence[RecordFile]) -> int:
     count = 0
     for file in files:
         # Its faults are told when its episodes are read.
-        with suppress(OSError), file.path.open("rb") as lines:
-            count += sum(1 for line in lines if line.strip())
+        with suppress(OSError):
+            count += sum(1 for line in plain_lines(file.path) if line.strip())
     return count
 
 

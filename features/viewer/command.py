@@ -8,6 +8,7 @@ it works while a run goes on and after a crash.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from features.viewer.records import list_files
 from training.config.plain_files import read_plain_text, special_file
 from training.features import features
 from training.run.recorded_config import flat_settings
+from training.run.signals import EndingSignals
 
 PROGRAM = "python -m features.viewer.command"
 # So many sentences about damaged records are printed.
@@ -33,7 +35,9 @@ def find_run(folder: Path, number: int) -> RecordedRun:
     """
     special = special_file(folder)
     if special is not None:
-        raise ValueError(f"{special} is no regular file: no run writes it")
+        raise ValueError(
+            f"{special} is no regular file, or too large for what it is: no run writes it"
+        )
     places = [folder / "episodes", *_configured(folder / "config.yaml"), folder]
     for place in places:
         if place.is_dir() and list_files(place):
@@ -62,6 +66,21 @@ def _configured(config: Path) -> list[Path]:
         return []
     named = settings.get("records.folder")
     return [Path(str(named))] if named else []
+
+
+def own_folder(run_dir: Path) -> Path:
+    """Returns the folder of a run's viewer, in the run's own.
+
+    Raises:
+        ValueError: a link stands there, which leads elsewhere.
+    """
+    out = run_dir / "viewer"
+    if not out.resolve().is_relative_to(run_dir.resolve()):
+        raise ValueError(
+            f"{out} leads to {out.resolve()}, outside of the run's folder: name the folder that is "
+            "meant with --out"
+        )
+    return out
 
 
 def rewrite_page(folder: Path) -> None:
@@ -99,17 +118,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="the folder to make; default: RUN_DIR/viewer")
     args = parser.parse_args(argv)
+    signals = EndingSignals()
     try:
-        runs = [find_run(folder, number) for number, folder in enumerate(args.runs)]
-        require_each_once(runs)
-        out = args.out or runs[0].folder / "viewer"
-        report = build_viewer(runs, out)
+        with signals:
+            runs = [find_run(folder, number) for number, folder in enumerate(args.runs)]
+            require_each_once(runs)
+            out = args.out or own_folder(runs[0].folder)
+            report = build_viewer(runs, out)
     except (OSError, ValueError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted, no viewer was made", file=sys.stderr)
-        return 130
+        return 128 + (signals.received or signal.SIGINT)
     if args.out is None:
         rewrite_page(runs[0].folder)
     print(summary(report, out))

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from data.packed_arrays import unpack_array
+from training.config.plain_files import plain_lines
 
 Kind = Literal["train", "val"]
 # Reads kind and step from a file's name.
@@ -119,10 +120,9 @@ class RecordLine:
 def read_lines(path: Path) -> Iterator[tuple[RecordLine, bytes]]:
     """Yields the lines of a file, and where they stand."""
     start = 0
-    with path.open("rb") as lines:
-        for number, text in enumerate(lines, start=1):
-            yield RecordLine(number=number, start=start, length=len(text)), text
-            start += len(text)
+    for number, text in enumerate(plain_lines(path), start=1):
+        yield RecordLine(number=number, start=start, length=len(text)), text
+        start += len(text)
 
 
 def parse_episode(text: bytes) -> RecordedEpisode:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from training.config.plain_files import load_plain_yaml, read_plain_text
+from training.config.plain_files import load_plain_yaml, read_plain_text, special_file
 
 logger = logging.getLogger(__name__)
 # A decoder puts this in place of bytes that are no character.
@@ -28,7 +28,7 @@ def find_tokenizer(run_dir: Path, episodes_dir: Path) -> tuple[Any, str]:
     if model is not None:
         places.append(model)
     for place in places:
-        if not place.is_dir():
+        if not place.is_dir() or special_file(place) is not None:
             continue
         try:
             from transformers import AutoTokenizer

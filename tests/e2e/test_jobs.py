@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -288,6 +288,35 @@ LOST_RAY = {
 }
 
 
+@contextmanager
+def altered(slurm: Slurm, **variables: str) -> Iterator[None]:
+    """Has jobs find other variables in their environment."""
+    before = dict(slurm.environment)
+    slurm.environment |= variables
+    try:
+        yield
+    finally:
+        slurm.environment = before
+
+
+def end_of_a_job_on_two_nodes(
+    slurm: Slurm, task: Path, run_dir: Path
+) -> tuple[dict[str, str], str]:
+    """Returns how a job ends that is not requeued, and what it said."""
+    job = submit(slurm, ["--nodes=2"], task, run_dir)
+    try:
+        until(lambda: slurm.state(job)["JobState"] in ("COMPLETED", "FAILED"), "ended")
+        # A requeued job would be pending.
+        time.sleep(3)
+    finally:
+        slurm.ask("scancel", job)
+    state = slurm.state(job)
+    said = Path(f"{run_dir}.log").read_text()
+    assert (state["JobState"], state["Restarts"]) == ("FAILED", "0"), said
+    assert "notice" not in said
+    return state, said
+
+
 @pytest.mark.parametrize("how", list(LOST_RAY))
 def test_ray_that_is_lost_on_a_node_fails_the_job_which_is_not_requeued(
     slurm: Slurm, tiny_task: Path, tmp_path: Path, how: str
@@ -298,39 +327,36 @@ def test_ray_that_is_lost_on_a_node_fails_the_job_which_is_not_requeued(
         f'#!/usr/bin/env bash\n((SLURM_PROCID == 1)) && {{ {LOST_RAY[how]}; }}\nexec {real} "$@"\n'
     )
     (venv / "bin/ray").write_text(lost)
-    slurm.environment |= {"VENV": str(venv), "RAY_WAIT": "60"}
-    try:
-        job = submit(slurm, ["--nodes=2"], tiny_task, tmp_path / "run")
-        until(lambda: slurm.state(job)["JobState"] in ("COMPLETED", "FAILED"), "ended")
-        # A requeued job would be pending.
-        time.sleep(3)
-    finally:
-        slurm.environment["VENV"] = sys.prefix
-        del slurm.environment["RAY_WAIT"]
-        slurm.ask("scancel", job)
-    state = slurm.state(job)
-    said = (tmp_path / "run.log").read_text()
-    assert (state["JobState"], state["Restarts"]) == ("FAILED", "0"), said
-    assert "notice" not in said
+    with altered(slurm, VENV=str(venv), RAY_WAIT="60"):
+        end_of_a_job_on_two_nodes(slurm, tiny_task, tmp_path / "run")
 
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_on_which_ray_does_not_start_fails_the_job_which_is_not_requeued(
     slurm: Slurm, tiny_task: Path, tmp_path: Path, node: int
 ) -> None:
-    slurm.environment["VENV"] = str(broken_venv(tmp_path, node))
-    try:
-        job = submit(slurm, ["--nodes=2"], tiny_task, tmp_path / "run")
-        until(lambda: slurm.state(job)["JobState"] in ("COMPLETED", "FAILED"), "ended")
-        # A requeued job would be pending.
-        time.sleep(3)
-    finally:
-        slurm.environment["VENV"] = sys.prefix
-        slurm.ask("scancel", job)
-    state = slurm.state(job)
-    said = (tmp_path / "run.log").read_text()
-    assert (state["JobState"], state["ExitCode"], state["Restarts"]) == ("FAILED", "1:0", "0"), said
-    assert "Ray has not started on all of" in said and "notice" not in said
+    with altered(slurm, VENV=str(broken_venv(tmp_path, node))):
+        state, said = end_of_a_job_on_two_nodes(slurm, tiny_task, tmp_path / "run")
+    assert state["ExitCode"] == "1:0", said
+    assert "Ray has not started on all of" in said
+    assert left_of(str(state["JobId"])) == []
+
+
+def test_a_job_that_is_started_again_without_a_new_checkpoint_fails(
+    slurm: Slurm, tiny_task: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    job = submit(slurm, ["--nodes=1"], tiny_task, run_dir, "trainer.max_requeues=0")
+    until(lambda: Path(f"/tmp/ray-{job}").exists(), "starting")
+    # As Slurm does of itself where a node is lost; a requeued job waits, unless it is told not to.
+    slurm.ask("scontrol", "requeue", job)
+    until(lambda: slurm.state(job)["JobState"] == "PENDING", "requeued")
+    slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+    until(lambda: slurm.state(job)["JobState"] in ("COMPLETED", "FAILED"), "ended", 2 * PATIENCE_S)
+    state, said = slurm.state(job), Path(f"{run_dir}.log").read_text()
+    assert (state["JobState"], state["Restarts"], state["ExitCode"]) == ("FAILED", "1", "1:0"), said
+    assert "without a new checkpoint: it fails now (trainer.max_requeues)" in said
+    assert not (run_dir / "latest_checkpointed_iteration.txt").exists()
     assert left_of(job) == []
 
 

@@ -121,7 +121,8 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replay(run: Path, file: Path, *options: str) -> int:
-    return main([str(run), str(file), *options])
+    # Its games may lie anywhere.
+    return main([str(run / "config.yaml"), str(file), *options])
 
 
 def changed(run: Path, tmp_path: Path, change: Change) -> Path:

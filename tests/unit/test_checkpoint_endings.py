@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 
 from tests.unit.test_checkpoint import Part, end_of_step, files_no_longer_than, make_saver
 from training.run import checkpoint, checkpoint_folders
+from workers.model.checkpoint_writer import CheckpointWriter
 
 # A run's workers silence it: a single rank saves by itself.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -81,3 +83,14 @@ def test_ranks_that_answer_no_more_are_not_waited_for_without_end(
         raise RayError("rank 0 died")
     assert time.monotonic() - began < 3
     assert "the ranks have not answered for 0.3 s" in caplog.text
+
+
+def test_a_disk_that_is_full_is_told_in_place_of_what_fails_behind_it(tmp_path, caplog) -> None:
+    """The archive's writer then raises `unexpected pos 704 vs 598`."""
+    writer = CheckpointWriter()
+    tensors = {tmp_path / "model": {"weight": torch.zeros(100_000)}}
+    (tmp_path / "model").mkdir()
+    with files_no_longer_than(2000), pytest.raises(OSError, match="could not be") as raised:
+        writer.start(tensors, [])
+        writer.is_written(wait=True)
+    assert "File too large" in str(raised.value) and "unexpected pos" not in str(raised.value)

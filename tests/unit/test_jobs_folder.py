@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,25 +194,90 @@ def test_a_sigterm_is_a_preemption_where_slurm_notes_one(shown: str, is_preempte
     assert (subprocess.run(command, check=False).returncode == 0) == is_preempted
 
 
-def test_slurm_requeues_without_a_new_checkpoint_no_more_often_than_it_may(tmp_path: Path) -> None:
-    script = (JOBS / "slurm.sbatch").read_text()
-    function = re.search(r"^may_requeue\(\) \{\n.*?^\}\n", script, re.DOTALL | re.MULTILINE)
-    assert function is not None and "&& may_requeue; then" in script
-    latest = tmp_path / "latest_checkpointed_iteration.txt"
+class RequeuedJob:
+    """A job's starts and requeues, as the script counts them."""
 
-    def may_requeue(most: str = "") -> bool:
-        text = f"set -uo pipefail; job={tmp_path}; run_dir={tmp_path}; {most}\n"
-        done = subprocess.run(["bash", "-c", text + function[0] + "may_requeue"], check=False)
+    def __init__(self, folder: Path, max_requeues: int) -> None:
+        script = (JOBS / "slurm.sbatch").read_text()
+        assert "&& may_requeue; then" in script and "\nmay_start || leave 1\n" in script
+        counting = script[script.index("run_dir='' ") : script.index("# Ends Ray and exits")]
+        set_up = f"set -uo pipefail; job={folder}\n"
+        config = f"run_dir={folder} max_requeues={max_requeues}\n"
+        self.text = set_up + counting + config
+        self.latest = folder / "latest_checkpointed_iteration.txt"
+        self.starts = 0
+
+    def may(self, what: str) -> bool:
+        text = f"SLURM_RESTART_COUNT={self.starts}\n{self.text}{what}"
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+        assert ("trainer.max_requeues" in done.stderr) == (done.returncode != 0), done.stderr
         return done.returncode == 0
 
-    # Nothing was ever saved.
-    assert [may_requeue() for _ in range(5)] == [True, True, True, False, False]
-    latest.write_text("3")
-    assert [may_requeue() for _ in range(4)] == [True, True, True, False]
-    # Each is behind a new checkpoint.
-    for step in range(4, 12):
-        latest.write_text(str(step))
-        assert may_requeue()
-    latest.write_text("12")
-    assert [may_requeue("MAX_REQUEUES=1") for _ in range(2)] == [True, False]
-    assert not may_requeue("MAX_REQUEUES=0")
+    def may_start(self) -> bool:
+        allowed = self.may("may_start")
+        self.starts += 1
+        return allowed
+
+    def may_requeue(self) -> bool:
+        return self.may("may_requeue")
+
+
+def test_slurm_requeues_without_a_new_checkpoint_no_more_often_than_it_may(tmp_path: Path) -> None:
+    job = RequeuedJob(tmp_path, max_requeues=3)
+    for allowed in (True, True, True, False):
+        assert job.may_start()
+        assert job.may_requeue() == allowed
+
+
+def test_each_new_checkpoint_begins_the_count_of_requeues_anew(tmp_path: Path) -> None:
+    job = RequeuedJob(tmp_path, max_requeues=1)
+    for step in range(6):
+        assert job.may_start()
+        job.latest.write_text(str(step))
+        assert job.may_requeue()
+    assert job.may_start() and job.may_requeue()
+    assert job.may_start() and not job.may_requeue()
+
+
+def test_a_job_that_slurm_itself_starts_again_and_again_fails_too(tmp_path: Path) -> None:
+    """As a node that is lost each time has it, of which the script is never told."""
+    job = RequeuedJob(tmp_path, max_requeues=3)
+    assert [job.may_start() for _ in range(5)] == [True, True, True, True, False]
+    # Someone starts it by hand.
+    assert job.may_start()
+
+
+@pytest.mark.parametrize("saved", [None, "7"])
+def test_no_requeue_without_progress_where_none_is_allowed(
+    tmp_path: Path, saved: str | None
+) -> None:
+    job = RequeuedJob(tmp_path, max_requeues=0)
+    if saved is not None:
+        job.latest.write_text(saved)
+    assert job.may_start() and not job.may_requeue()
+    assert job.may_start()
+    job.latest.write_text("8")
+    assert job.may_requeue()
+
+
+def test_a_job_s_first_start_does_not_count_those_of_another_job_with_its_number(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "requeues").write_text("9 \n")
+    assert RequeuedJob(tmp_path, max_requeues=3).may_start()
+
+
+def test_the_script_reads_its_limit_and_folder_from_the_config(tmp_path: Path) -> None:
+    script = (JOBS / "slurm.sbatch").read_text()
+    lines = re.search(r"^\{ read -r max_requeues .*?\"\$@\"\) \|\| leave 1\n", script, re.S | re.M)
+    assert lines is not None
+    folder = f"{tmp_path}/a run"
+    words = ["trainer.max_requeues=5", f"trainer.default_local_dir={folder}"]
+    text = f'leave() {{ echo left; exit 1; }}\npython() {{ {sys.executable} "$@"; }}\n{lines[0]}'
+    text += 'echo "$max_requeues|$run_dir"\n'
+    command = ["bash", "-uc", text, "sbatch", str(PROJECT / "configs/tiny_prompts.yaml"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, check=False)
+    assert done.stdout == f"5|{folder}\n", done.stderr
+    command[-2] = "trainer.max_requeues=never"
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, check=False)
+    assert done.stdout == "left\n"

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from training.config.plain_files import read_plain_text
 from training.run.checkpoint_contents import CRITIC, DRIVER_STATE, LATEST, SAVED_STEPS
 from training.run.checkpoint_manifest import damage, take_from_manifest
 from training.run.checkpoint_names import (
@@ -122,7 +123,7 @@ def _steps_of_this_run(run_dir: Path) -> list[int]:
         return steps
     if not file.exists():
         return _up_to_the_last_save(run_dir, steps, f"{file} is not there")
-    text = file.read_text(errors="replace").strip()
+    text = read_plain_text(file, errors="replace").strip()
     latest = step_in(text)
     if latest is None:
         return _up_to_the_last_save(run_dir, steps, f"{file} names no step ({text[:40]!r})")
@@ -148,7 +149,7 @@ def _up_to_the_last_save(run_dir: Path, steps: list[int], problem: str) -> list[
     Later ones are of an abandoned run.
     """
     notes = run_dir / SAVED_STEPS
-    saves = notes.read_text(errors="replace").split() if notes.exists() else []
+    saves = read_plain_text(notes, errors="replace").split() if notes.exists() else []
     last = step_in(saves[-1]) if saves else None
     if last not in steps:
         logger.warning("%s; the newest checkpoint is taken", problem)
@@ -162,7 +163,7 @@ def _require_that_none_was_saved(run_dir: Path) -> None:
     file = run_dir / SAVED_STEPS
     if not file.exists():
         return
-    steps = file.read_text(errors="replace").split()
+    steps = read_plain_text(file, errors="replace").split()
     if steps:
         raise CannotResume(
             f"{file} tells of saving steps {steps[0]} to {steps[-1]}, and {run_dir} holds no "

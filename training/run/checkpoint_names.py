@@ -18,9 +18,10 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from training.config.plain_files import read_plain_text
 from training.run.checkpoint_contents import LATEST, SAVED_STEPS
 from training.run.checkpoint_manifest import damage, write_manifest
-from training.run.files import force_to_disk, temporary_beside
+from training.run.files import force_to_disk, open_in_folder, temporary_beside
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +80,8 @@ def complete_checkpoint(temporary: Path) -> int:
 def _note_save(run_dir: Path, step: int) -> None:
     """Writes down that a step was saved, so that a run whose checkpoints are gone is known."""
     # The checkpoint is there all the same.
-    with suppress(OSError), (run_dir / SAVED_STEPS).open("a") as file:
-        file.write(f"{step}\n")
+    with suppress(OSError), open_in_folder(run_dir / SAVED_STEPS, "ab") as file:
+        file.write(f"{step}\n".encode())
 
 
 def give_name(temporary: Path, final: Path) -> None:
@@ -181,7 +182,7 @@ def _read_step(file: Path) -> int | None:
     """Reads a step's number; None where there is none."""
     if not file.exists():
         return None
-    return step_in(file.read_text(errors="replace"))
+    return step_in(read_plain_text(file, errors="replace"))
 
 
 def step_in(text: str) -> int | None:

@@ -30,6 +30,7 @@ from transformers.pytorch_utils import Conv1D
 from training.run.named_model import CannotUse
 from workers.model.checkpoint_reader import SafeReader, read_portions
 from workers.model.lora import NAME
+from workers.model.plain_config import require_plain_config
 from workers.weight_sync.saved_form import SavedForm
 
 # Bytes of tensors that are read at once, a larger tensor alone.
@@ -194,8 +195,9 @@ def read_model_config(folder: Path) -> transformers.PretrainedConfig:
         raise CannotUse(f"{folder} holds no config.json: the checkpoint is not whole")
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        require_plain_config(config, str(folder))
     # A fault in a file shows itself in many ways.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CannotUse(
             f"{folder}/config.json describes no known model: {_in_one_line(error)}"
         ) from error
@@ -266,7 +268,7 @@ def base_tensors(
         return
     try:
         whole = transformers.AutoModelForCausalLM.from_pretrained(
-            base, config=model.config, dtype=adapters.dtype
+            base, config=model.config, dtype=adapters.dtype, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise CannotUse(

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.run.files import naming, write_atomically
+from training.config.plain_files import plain_lines
+from training.run.files import naming, open_in_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ METRICS_FILE = "metrics.jsonl"
 NOT_FINITE = ("nan", "inf", "-inf")
 # Of a metrics.jsonl: more than a step's line.
 LAST_BYTES = 1 << 20
+# No run gets further.
+LAST_STEP = 2**31 - 1
 Reader = Callable[[Path], Iterator[dict[str, Any]]]
 
 
@@ -46,7 +49,7 @@ class LineFile:
     def open(self) -> None:
         """Opens the file, unbuffered: what cannot be written is taken back, not written later."""
         if self.file is None:
-            self.file = self.path.open("ab", buffering=0)
+            self.file = open_in_folder(self.path, "ab")
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Writes a line and forces it to disk; a line without room leaves nothing."""
@@ -122,9 +125,8 @@ def cut_back(path: Path, resume_step: int, read: Reader = read_records) -> None:
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the lines that are objects with a step, with their number; says which are damaged."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    # Not splitlines, which counts characters within a line, too.
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, content in enumerate(plain_lines(path), start=1):
+        line = content.decode("utf-8", errors="replace")
         if not line.strip():
             continue
         try:
@@ -138,6 +140,8 @@ def _read_object(line: str) -> dict[str, Any]:
     record = json.loads(line)
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         raise ValueError('it has no "step", which is a whole number')
+    if not 0 <= record["step"] <= LAST_STEP:
+        raise ValueError(f'its "step" is none that a run reaches: 0 to {LAST_STEP}')
     return record
 
 

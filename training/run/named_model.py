@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from training.config.plain_files import special_file
+from training.config.plain_files import read_plain_text, special_file
 from training.config.resources.files import nearest_in_folder
 from training.config.resources.hub import hub_refusal
 from training.config.resources.models import may_be_hub_name, missing_model
@@ -96,7 +96,10 @@ def _in_folder(given: str, place: Path, needs_weights: bool) -> NamedModel:
     checkpoint = _checkpoint_around(place)
     special = special_file(checkpoint or place)
     if special is not None:
-        raise CannotUse(f"{given}: {special} is no regular file: nobody saves a model so")
+        raise CannotUse(
+            f"{given}: {special} is no regular file, or too large for what it is: nobody saves a "
+            "model so"
+        )
     has_config = (place / "config.json").is_file()
     if has_config and (holds_weights(place) or not needs_weights):
         return NamedModel(given, "folder", str(place), checkpoint)
@@ -212,7 +215,7 @@ def _steps_of_run(run_dir: Path) -> list[int]:
     """Lists the steps of a run's checkpoints up to the one that it saved last, ascending."""
     file = run_dir / LATEST
     steps = saved_steps(run_dir)
-    latest = step_in(file.read_text(errors="replace")) if file.is_file() else None
+    latest = step_in(read_plain_text(file, errors="replace")) if file.is_file() else None
     if latest is None or not steps:
         return steps
     if latest not in steps:

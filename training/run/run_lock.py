@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from training.config.loader import ConfigError
-from training.run.files import naming
+from training.run.files import naming, open_in_folder
 
 logger = logging.getLogger(__name__)
 OWNER_FILE = "owner.json"
@@ -50,7 +50,7 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     # Unbuffered: what has no room is not written again when the file is closed.
-    with (run_dir / OWNER_FILE).open("a+b", buffering=0) as file:
+    with open_in_folder(run_dir / OWNER_FILE, "a+b") as file:
         file.seek(0)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,6 +21,7 @@ from data.turn_tokens import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
 from training.config.schema.reward import ScoringModelConfig
 from workers.model.lora import add_adapters
+from workers.model.plain_config import require_plain_config
 from workers.model.training_pass import (
     checkpoint_gradients,
     learn_all_embeddings,
@@ -63,11 +64,13 @@ class ModelSpec:
     @cached_property
     def hf_config(self) -> transformers.PretrainedConfig:
         """Reads the folder's configuration, with `model.override_config` applied."""
-        return transformers.AutoConfig.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(
             self.path,
             trust_remote_code=self.config.trust_remote_code,
             **self.config.override_config,
         )
+        require_plain_config(config, self.path, self.config.override_config)
+        return config
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from training.config.plain_files import open_plain
+
 # The names that DCP's metadata may have, by module.
 ALLOWED_NAMES: dict[str, tuple[str, ...]] = {
     "pathlib": ("PosixPath",),
@@ -43,7 +45,7 @@ class SafeReader(dcp.FileSystemReader):
         Raises:
             pickle.UnpicklingError: it names something other than tensors.
         """
-        with (Path(self.path) / ".metadata").open("rb") as file:
+        with open(open_plain(Path(self.path) / ".metadata"), "rb") as file:
             metadata = _AllowListUnpickler(file).load()
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(

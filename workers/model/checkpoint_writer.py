@@ -112,5 +112,19 @@ class CheckpointWriter:
 def _causes(error: BaseException) -> str:
     """Describes an error; one of several ranks by each rank's own."""
     if not isinstance(error, CheckpointException):
-        return str(error)
-    return "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
+        return str(_first_cause(error))
+    failures = sorted(error.failures.items())
+    return "; ".join(f"rank {rank}: {_first_cause(failure[0])}" for rank, failure in failures)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Returns the system's own error behind one of torch's, such as a full disk; else the error.
+
+    Whatever writes the end of a broken file fails in turn, with words of its own.
+    """
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, OSError) and behind.errno is not None:
+            return behind
+        behind = behind.__cause__ or behind.__context__
+    return error

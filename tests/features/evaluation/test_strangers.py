@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from features.evaluation.command import read_words, require_no_code
+from features.evaluation.command import read_words
 from features.evaluation.evaluated_model import _peft_folder, _with_recorded
+from scripts import replay
 from tests.conftest import PROJECT
 from training.config import ModelConfig
+from training.config.found_config import require_no_code
 from training.config.loader import ConfigError, load_config
 from training.run.named_model import CannotUse
 
@@ -55,7 +57,7 @@ def test_code_that_a_found_config_asks_for_is_refused(text: str, tmp_path: Path)
     assert wanted.is_found
     loaded = load_config(list(wanted.words), check=False)
     with pytest.raises(ConfigError, match="nobody has named that file"):
-        require_no_code(loaded, wanted.words[0])
+        require_no_code(loaded, wanted.words[0], "main.py")
 
 
 def test_files_of_this_project_may_be_asked_for_and_files_of_outputs_may_not(
@@ -63,11 +65,13 @@ def test_files_of_this_project_may_be_asked_for_and_files_of_outputs_may_not(
 ) -> None:
     own = "{environment: {path: %s/quickstart_game.py, cls: TerseGuessNumber}}"
     wanted = read_words(write_run(tmp_path, "agent: " + own % (PROJECT / "examples")))
-    require_no_code(load_config(list(wanted.words), check=False), wanted.words[0])
+    require_no_code(load_config(list(wanted.words), check=False), wanted.words[0], "main.py")
     for folder in (PROJECT / "outputs/stranger", PROJECT / "examples/../outputs"):
         wanted = read_words(write_run(tmp_path, "agent: " + own % folder))
         with pytest.raises(ConfigError, match="nobody has named that file"):
-            require_no_code(load_config(list(wanted.words), check=False), wanted.words[0])
+            require_no_code(
+                load_config(list(wanted.words), check=False), wanted.words[0], "main.py"
+            )
 
 
 def test_a_config_that_somebody_named_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -75,13 +79,13 @@ def test_a_config_that_somebody_named_is_taken_as_it_is(tmp_path: Path) -> None:
     assert not read_words([str(tmp_path / "config.yaml"), *argv]).is_found
     word = "actor_rollout_ref.model.trust_remote_code=true"
     asked = read_words([*argv, word])
-    require_no_code(load_config(list(asked.words), check=False), asked.words[0])
+    require_no_code(load_config(list(asked.words), check=False), asked.words[0], "main.py")
 
 
 def test_results_are_written_beside_the_run_and_not_where_its_config_says(tmp_path: Path) -> None:
     wanted = read_words(write_run(tmp_path, "trainer: {default_local_dir: /elsewhere}"))
     loaded = load_config(list(wanted.words), check=False)
-    require_no_code(loaded, wanted.words[0])
+    require_no_code(loaded, wanted.words[0], "main.py")
     assert loaded.config.trainer.run_dir == str(tmp_path)
 
 
@@ -109,3 +113,19 @@ def test_words_of_a_recorded_override_are_asked_for_here() -> None:
     recorded = {"actor_rollout_ref": {"model": section}}
     with pytest.raises(CannotUse, match=r"override_config\.attn_implementation"):
         _with_recorded(ModelConfig(path="/own/model"), recorded, "run")
+
+
+@pytest.mark.parametrize("text", CODE)
+def test_a_folder_that_is_replayed_brings_no_code_either(text: str, tmp_path: Path) -> None:
+    write_run(tmp_path, text)
+    with pytest.raises(ConfigError, match="nobody has named that file"):
+        replay.read_config(tmp_path)
+    named = replay.read_config(tmp_path / "config.yaml")
+    assert named.trainer.default_local_dir is None
+
+
+def test_a_folder_s_places_to_write_to_do_not_matter_to_its_replay(tmp_path: Path) -> None:
+    places = "{default_local_dir: /stranger, rollout_data_dir: /stranger/rows}"
+    write_run(tmp_path, f"records: {{folder: /stranger/episodes}}\ntrainer: {places}")
+    config = replay.read_config(tmp_path)
+    assert (config.trainer.default_local_dir, config.trainer.rollout_data_dir) == (None, None)

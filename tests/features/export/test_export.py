@@ -24,6 +24,7 @@ from training.config.reference import to_yaml
 from training.config.schema.ppo import PPOConfig
 from training.run import checkpoint_names, model_source, named_model
 from training.run.checkpoint_contents import DriverState, save_driver_state
+from training.run.metrics_file import read_records
 from training.run.named_model import CannotUse
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec
@@ -412,6 +413,24 @@ def test_the_card_tells_how_the_model_came_to_be(tmp_path: Path, tiny_task: Path
     metrics = json.loads((tmp_path / "out/training_metrics.json").read_text())
     assert metrics["step"] == STEP and metrics["val-core/game/reward/mean@1"] == 0.5
     assert (tmp_path / "out/curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_metrics_of_any_name_and_number_cost_no_export(tmp_path: Path, tiny_task: Path) -> None:
+    write_run(tmp_path / "run", tiny_task / "model")
+    score, name = "critic/score/mean", r"val-core/$\frac{$<script>/reward/mean@1"
+    records = [
+        {"step": 1, score: 0.5, name: 1.0},
+        {"step": 10**30, score: 0.5},
+        {"step": -1, score: 0.5},
+        {"step": 2, score: 10**400},
+        {"step": 3, score: 10**200},
+    ]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "run/metrics.jsonl").write_text(text)
+    export.export(tmp_path / "run", tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "<script>" not in card.replace(r"\<script\>", "")
+    assert [line["step"] for line in read_records(tmp_path / "run/metrics.jsonl")] == [1, 2, 3]
 
 
 def test_defaults_are_no_settings_that_differ(tmp_path: Path, tiny_task: Path) -> None:

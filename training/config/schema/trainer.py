@@ -67,6 +67,8 @@ class TrainerConfig(Section):
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
     #: a global_step_N folder, for resume_mode=resume_path
     resume_from_path: InputPath | None = None
+    #: how often a Slurm job is started again without a new checkpoint in between, then it fails
+    max_requeues: NonNegativeInt = 3
     #: resume though the checkpoint lacks a part, as a critic, which starts anew
     resume_with_changes: bool = False
     #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT

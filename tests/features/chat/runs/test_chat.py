@@ -48,7 +48,7 @@ class Person:
         return episode
 
     def replay(self) -> int:
-        return replay.main([str(self.out), str(self.file)])
+        return replay.main([str(self.out / "config.yaml"), str(self.file)])
 
 
 @pytest.fixture

@@ -336,3 +336,23 @@ def test_a_script_evaluates_an_environment_and_a_dataset(tiny_game: Path, tmp_pa
     )
     [source] = answered["sources"].values()
     assert (source["mean"]["value"], source["pass@1"]["value"]) == (0.25, 1.0)
+
+
+def test_an_evaluation_that_is_broken_off_leaves_no_result_of_another(
+    trained: Path, tiny_task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (*tiny_argv(tiny_task, trained), "--out", str(tmp_path), "--eval")
+    assert evaluate(*words, f"{trained}/global_step_1") == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("features.evaluation.evaluation._play", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(*words, f"{trained}/global_step_2")
+    assert not (tmp_path / "eval.json").exists()
+    assert (tmp_path / "eval.json.old").is_file() and (tmp_path / "metrics.jsonl.old").is_file()
+    # The folder is still known for an evaluation's.
+    assert evaluate(*words, f"{trained}/global_step_2") == 0
+    assert result_in(tmp_path)["step"] == 2
+
+
+def interrupted(*arguments: object) -> None:
+    raise KeyboardInterrupt
