@@ -104,7 +104,7 @@ def _tell_of_uncalled_tools(agent: Agent, conversations: list[list[dict[str, Any
     """Prints which tools no answer called: the model then knows no call of theirs."""
     if agent.manager is None:
         return
-    called = set()
+    called: set[str] = set()
     for messages in conversations:
         for message in messages:
             if message["role"] == "assistant":

@@ -29,7 +29,7 @@ HERE = {
     "verl.trainer.config": ("features.verl.config", "training.config"),
     "verl.trainer.ppo.core_algos": ("features.verl.core_algos", "training.core_algos"),
     "verl.trainer.ppo.metric_utils": ("training.run.metric_utils",),
-    "verl.trainer.ppo.ray_trainer": ("training.ray_trainer",),
+    "verl.trainer.ppo.ray_trainer": ("features.verl.trainer", "training.ray_trainer"),
     "verl.trainer.ppo.reward": ("training.reward",),
     "verl.trainer.ppo.utils": ("training.run.roles",),
     "verl.trainer.ppo.rollout_corr_helper": (
