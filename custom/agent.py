@@ -323,6 +323,9 @@ class AgentSpec:
                 arguments["tools"].close()
             raise
         agent.own_tools = arguments.get("tools")
+        if agent.own_tools is not None:
+            # An agent class of the user's may call its tools by hand.
+            agent.own_tools.bind(agent.environment)
         return agent
 
     def _make_agent(

@@ -31,6 +31,21 @@ def seed_for(
     return int.from_bytes(digest[:4], "big") % 2**31
 
 
+def seed_beside(seed: int, purpose: str) -> int:
+    """Derives the seed of what draws for or beside an environment that was reset with `seed`.
+
+    Generators with equal seeds draw equal numbers. A player, an opponent or a mix that was seeded
+    as the environment is would repeat the environment's own draws, and so know its secret.
+
+    Args:
+        purpose: names who draws; each has numbers of its own.
+    Returns:
+        a number in [0, 2**31).
+    """
+    digest = hashlib.sha256(f"{purpose}/{seed}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 2**31
+
+
 def sample_ids(
     groups: range, samples: int, *, step: int, validate: bool = False
 ) -> dict[str, np.ndarray]:

@@ -1,16 +1,19 @@
 """Makes a small model for a game of your own: python examples/prepare_game.py GAME.yaml.
 
 The YAML is the run's: it names the environment, its tools, and in actor_rollout_ref.model.path the
-folder to make. The environment is played with random answers, those of its `sample_action`. The
-words of these games are the tokenizer's, and the model learns how answers look, not which are good.
-It has two layers, for a first try on a CPU. Invariant: the folder is there only when it is
-complete.
+folder to make. The environment is played with random answers, those of its `sample_action`, on the
+rows of data.train_files where there are any. The words of these games are the tokenizer's, and the
+model learns how answers look, not which are good. It has two layers, for a first try on a CPU.
+Invariant: the folder is there only when it is complete; answers are drawn by a generator that tells
+nothing of the environment's own draws.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,13 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from custom.agent import Agent, AgentSpec, as_user_messages
-from custom.env_calls import call_method
+from custom.env import Task
+from custom.env_calls import call_method, describe
+from data.seeds import seed_beside
+from training.building import read_tasks
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
+from training.episode_batches import as_tasks
 from workers.multi_turn_rollout import agent_specs
 
 GAMES = 1000
@@ -43,10 +50,15 @@ CHAT_TEMPLATE = (
 )
 
 
-def play(agent: Agent, seed: int, max_turn: int) -> list[dict[str, Any]]:
-    """Plays a game with random answers and returns its messages, without what follows the last."""
-    draw = random.Random(seed)
-    messages = list(agent.reset(seed))
+def play(agent: Agent, seed: int, max_turn: int, task: Task | None = None) -> list[dict[str, Any]]:
+    """Plays a game with random answers and returns its messages, without what follows the last.
+
+    Args:
+        seed: what the game is reset with; answers are drawn under another.
+        task: the dataset's row that the game is about.
+    """
+    draw = random.Random(seed_beside(seed, "answers"))
+    messages = list(agent.reset(seed, task))
     for turn in range(max_turn):
         answer = call_method(agent.environment, "sample_action", draw)
         if answer is None:
@@ -60,6 +72,54 @@ def play(agent: Agent, seed: int, max_turn: int) -> list[dict[str, Any]]:
             break
         messages += as_user_messages(result.observation)
     return messages
+
+
+def play_games(
+    agent: Agent, games: int, max_turn: int, tasks: Sequence[Task]
+) -> list[list[dict[str, Any]]]:
+    """Plays games 0, 1, …, whose tasks are the rows in turn; exits with what a game raised."""
+    conversations = []
+    for seed in range(games):
+        task = tasks[seed % len(tasks)] if tasks else None
+        try:
+            conversations.append(play(agent, seed, max_turn, task))
+        # A user's environment may raise anything.
+        except Exception as error:
+            rows = "" if tasks else "; data.train_files is not set, so that no row was given"
+            sys.exit(f"game {seed} failed{rows}: {describe(error)}")
+    return conversations
+
+
+def _tasks_of(config: PPOConfig) -> list[Task]:
+    """Returns the rows that games are about; none without data.train_files."""
+    data = config.data
+    if not data.train_files:
+        return []
+    rows = read_tasks(data.train_files, data, data.train_max_samples)
+    most = min(len(rows), GAMES)
+    return as_tasks([rows[number] for number in range(most)])["task"].tolist()
+
+
+def _tell_of_uncalled_tools(agent: Agent, conversations: list[list[dict[str, Any]]]) -> None:
+    """Prints which tools no answer called: the model then knows no call of theirs."""
+    if agent.manager is None:
+        return
+    called: set[str] = set()
+    for messages in conversations:
+        for message in messages:
+            if message["role"] == "assistant":
+                called.update(call.name for call in agent.manager.parser.parse(message["content"]))
+    for name, tool in agent.manager.registry.tools.items():
+        if name in called:
+            continue
+        arguments = dict.fromkeys(tool.definition.parameters.get("properties", {}), "…")
+        example = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        print(
+            f"no game called the tool {name}, so that the model cannot write such a call: have "
+            f"{type(agent.environment).__name__}.sample_action return calls, too, in the form that "
+            f"agent.parser reads (json: {example})",
+            flush=True,
+        )
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -128,7 +188,8 @@ def prepare(config: PPOConfig, games: int = GAMES, steps: int = STEPS) -> Path:
         sys.exit("a program plays by itself: name a game to prepare for")
     agent = spec.build()
     max_turn = spec.max_turn or config.agent.max_turn
-    conversations = [play(agent, seed, max_turn) for seed in range(games)]
+    conversations = play_games(agent, games, max_turn, _tasks_of(config))
+    _tell_of_uncalled_tools(agent, conversations)
     texts = [message["content"] for messages in conversations for message in messages]
     tools = agent.tool_schemas or []
     names = [tool["function"]["name"] for tool in tools]

@@ -57,7 +57,6 @@ MOVED = {
     "trackers": "features/trackers/README.md",
     "troubleshooting_runs": "docs/troubleshooting.md",
     "verifiers": "features/programs/verifiers.md",
-    "verl": "features/verl/README.md",
     "verl_names": "features/verl/names.md",
     "viewer": "features/viewer/README.md",
     "worlds": "features/adapters/README.md",

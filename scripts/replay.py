@@ -4,9 +4,10 @@
     python scripts/replay.py RUN_DIR_OR_CONFIG EPISODES.jsonl --episode ID --until-turn K
         [--model PATH] [key=value ...]
 
-EPISODES.jsonl is a file of RUN_DIR/episodes; RUN_DIR holds the run's config.yaml (a validation
-alone leaves RUN_DIR/config.validation.yaml beside it). A config may be a stranger's: one that asks
-for code other than this project's (an environment in a file of yours, say) is to be named itself,
+EPISODES.jsonl is a file of RUN_DIR/episodes; RUN_DIR holds the run's config.yaml, and config.N.yaml
+where it went on with other settings: those of the episodes' step are taken (a validation alone
+leaves RUN_DIR/config.validation.yaml beside it). A config may be a stranger's: one that asks for
+code other than this project's (an environment in a file of yours, say) is to be named itself,
 RUN_DIR/config.yaml in place of RUN_DIR. The turn loop itself runs twice, with an engine that
 answers with the recorded ids:
 
@@ -53,6 +54,7 @@ from scripts.replay_player import Player
 from training.config import PPOConfig
 from training.config.found_config import require_no_code
 from training.config.loader import ConfigError, load_config
+from training.run.recorded_config import config_of_step
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import agent_specs
 
@@ -83,15 +85,17 @@ DIFFERENT = 1
 NOTHING_REPLAYED = 2
 
 
-def read_config(place: Path, overrides: Sequence[str] = ()) -> PPOConfig:
+def read_config(place: Path, overrides: Sequence[str] = (), step: int | None = None) -> PPOConfig:
     """Reads a run's folder, or a YAML file, for one rank on the CPU.
 
+    Args:
+        step: whose settings are meant, where a run went on with others; None: the last ones.
     What only training needs is not checked.
 
     Raises:
         ConfigError: it is wrong; or a folder's asks for code, which nobody has named.
     """
-    file = place / "config.yaml" if place.is_dir() else place
+    file = config_of_step(place, step) if place.is_dir() else place
     words = [str(file), *ONE_RANK, *WITH_RECORDS, *NO_PLACES, *overrides]
     loaded = load_config(words, check=False)
     if place.is_dir():
@@ -118,6 +122,24 @@ def player_of(config: PPOConfig, place: Path) -> Player:
         torch.device("cpu"),
     )
     return Player(config, model, agent_specs(config))
+
+
+def step_of(place: Path, episodes: Sequence[Recorded]) -> int | None:
+    """Returns a step that has the settings of all the episodes' steps; None without episodes.
+
+    Raises:
+        ValueError: a run's folder has different settings for them.
+    """
+    steps = sorted({int(episode["step"]) for episode in episodes if "step" in episode})
+    if not steps:
+        return None
+    files = {config_of_step(place, step).name: step for step in steps}
+    if len(files) > 1:
+        raise ValueError(
+            f"the episodes are of steps {steps[0]} to {steps[-1]}, which were made with different "
+            f"settings ({', '.join(files)}): replay the files of single steps, or name one of these"
+        )
+    return steps[0]
 
 
 def chosen_episode(episodes: Sequence[Recorded], episode_id: str) -> Recorded:
@@ -178,11 +200,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.model is not None and args.until_turn is None:
         parser.error("--model is what goes on from a turn: give --until-turn K, too")
     try:
-        config = read_config(args.config, [*config_words_of(args.model), *overrides])
-        player = player_of(config, args.config)
         episodes = read_episodes(args.episodes, args.first)
         if args.episode is not None:
             episodes = [chosen_episode(episodes, args.episode)]
+        step = step_of(args.config, episodes)
+        config = read_config(args.config, [*config_words_of(args.model), *overrides], step)
+        player = player_of(config, args.config)
         if args.until_turn is not None:
             lm = load_model(config, args.model)
             played = play_on(player, lm, episodes[0], args.until_turn)

@@ -25,8 +25,15 @@ def main() -> int:
     arguments = parser.parse_args()
     missing = 0
     for file in arguments.files:
-        source = file.read_text(encoding="utf-8")
-        for entry in translate(source):
+        # Line ends stay as they are.
+        source = file.read_bytes().decode("utf-8")
+        try:
+            entries = translate(source)
+        except SyntaxError as error:
+            print(f"{file}:{error.lineno}: it is no Python that can be read ({error.msg})")
+            missing += 1
+            continue
+        for entry in entries:
             print(f"{file}:{entry.first_line}: {entry.written}")
             for line in entry.here:
                 print(f"    {line}")
@@ -34,7 +41,7 @@ def main() -> int:
                 print(f"    {name} is not here, see features/verl/names.md")
             missing += len(entry.missing)
         if arguments.write:
-            file.write_text(rewritten(source), encoding="utf-8")
+            file.write_bytes(rewritten(source).encode("utf-8"))
     return int(missing > 0)
 
 

@@ -67,12 +67,16 @@ class Tool(ABC):
 
             def execute(self, text: str = "") -> str:
                 return text
+
+    `self.environment` is the episode's: whatever its `reset` made can be asked there, as in
+    `self.environment.database`. It is None where nobody acts in one.
     """
 
     definition: ToolDefinition
+    environment: Any = None
 
     def begin_episode(self, task: Task) -> None:  # noqa: B027
-        """Is called before an episode's first turn; made to be overridden.
+        """Is called before an episode's first turn, and before `reset`; made to be overridden.
 
         Args:
             task: the dataset's row that the episode plays, by column; empty without a dataset.

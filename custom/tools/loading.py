@@ -52,7 +52,7 @@ def load_tools(sources: Iterable[str | Tool | ToolSource]) -> ToolRegistry:
 def _make_tools(source: str | Tool) -> Iterable[Any]:
     """Makes what a source names; nothing says yet that these are tools."""
     if isinstance(source, Tool):
-        made: Any = copy.deepcopy(source)
+        made: Any = _copy_tool(source)
     elif source.endswith((".yaml", ".yml", ".json")):
         made = read_tool_config(source)
     else:
@@ -73,6 +73,14 @@ def _make_by_name(source: str) -> Any:
             f"{did_you_mean(source, BUILTIN_TOOLS)}"
         )
     loaded = load_object(place, "agent.tools:")
-    if isinstance(loaded, Tool) or not callable(loaded):
+    if isinstance(loaded, Tool):
+        return _copy_tool(loaded)
+    if not callable(loaded):
         return copy.deepcopy(loaded)
     return loaded()
+
+
+def _copy_tool(tool: Tool) -> Tool:
+    """Copies a tool, not the environment that it was used in: the copy gets another."""
+    kept = tool.environment
+    return copy.deepcopy(tool, {id(kept): kept})

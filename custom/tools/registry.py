@@ -9,6 +9,7 @@ the episode.
 import json
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
 from typing import Any
@@ -79,11 +80,25 @@ class ToolRegistry:
         require_same_arguments(tool)
         self.tools[definition.name] = tool
 
-    def begin_episode(self, task: Task) -> None:
-        """Tells the tools that an episode of this task begins.
+    def bind(self, environment: Any) -> None:
+        """Gives each tool the environment that its calls are about; None changes nothing.
+
+        One that steps an environment keeps what it was made with: its calls step the turn's.
+        """
+        if environment is None:
+            return
+        for tool in self.tools.values():
+            # A tool may have a property of that name.
+            if not isinstance(tool, EnvironmentStepTool):
+                with suppress(AttributeError):
+                    tool.environment = environment
+
+    def begin_episode(self, task: Task, environment: Any = None) -> None:
+        """Tells the tools that an episode of this task begins, in this environment.
 
         Warns once of a row that has arguments for a tool that there is not.
         """
+        self.bind(environment)
         unknown = sorted(tools_kwargs_of(task).keys() - self.tools.keys())
         if unknown:
             warn_once(
@@ -115,7 +130,8 @@ class ToolRegistry:
 
         Args:
             call: the call as the model wrote it.
-            environment: where given, an EnvironmentStepTool steps it and lets its errors pass.
+            environment: where given, an EnvironmentStepTool steps it and lets its errors pass, and
+                all other tools find it in `self.environment`.
             max_chars: the observation is cut to so many characters.
         """
         started = time.perf_counter()
@@ -150,6 +166,7 @@ class ToolRegistry:
             return Outcome(text, "bad_arguments")
         if environment is not None and isinstance(tool, EnvironmentStepTool):
             return _step(tool, arguments, environment, max_chars)
+        self.bind(environment)
         return self._run(tool, arguments)
 
     def _run(self, tool: Tool, arguments: dict[str, Any]) -> Outcome:

@@ -106,7 +106,7 @@ class MultiTurnManager:
     def begin_episode(self, task: Task | None = None) -> None:
         """Forgets the turns of the episode before, and tells the tools which task begins."""
         self.turns.clear()
-        self.registry.begin_episode(task or {})
+        self.registry.begin_episode(task or {}, self.environment)
 
     def step(self, text: str, observation: Observation = "") -> ToolTurn:
         """Plays one text, which answers an observation; raises only what the environment raises."""

@@ -14,6 +14,7 @@ import asyncio
 import importlib.util
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,15 @@ from data.loading import load_object
 class BaseTool:
     """Stands for verl's base class: `execute` is a coroutine, between `create` and `release`.
 
+    `self.environment` is the episode's, where there is one, as of our own tools.
+
     Args:
         config: the settings that the file has for the tool.
         tool_schema: what the tool is called and takes, as a schema or as a mapping; None: what
             `get_openai_tool_schema` of the class returns.
     """
+
+    environment: Any = None
 
     def __init__(self, config: dict[str, Any], tool_schema: Any = None) -> None:
         self.config = config
@@ -111,6 +116,9 @@ class VerlTool(Tool):
 
     async def _run(self, method_name: str, *arguments: Any) -> Any:
         """Awaits a method of the tool's with the row's further arguments for it."""
+        if self.environment is not None:
+            with suppress(AttributeError):
+                self.tool.environment = self.environment
         method = getattr(self.tool, method_name)
         name = f"{method_name}_kwargs"
         kwargs = dict(self.row_kwargs.get(name) or {})

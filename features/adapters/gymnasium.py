@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from custom.own_generators import OwnGenerators
+from data.seeds import seed_beside
 from features.adapters.base import Adapter, Step
 from features.adapters.gymnasium_legends import Legend, legend_of
 from features.adapters.gymnasium_spaces import ActionNames, name_actions, space_to_text
@@ -206,7 +207,7 @@ def _rewards_of_trial(game: Any) -> list[float]:
     rewards: list[float] = []
     deadline = time.thread_time() + TRIAL_SECONDS
     game.reset(seed=0)
-    game.action_space.seed(0)
+    game.action_space.seed(seed_beside(0, "actions"))
     while len(rewards) < TRIAL_STEPS and time.thread_time() < deadline:
         _, reward, *_ = game.step(game.action_space.sample())
         rewards.append(float(reward))

@@ -15,6 +15,7 @@ from typing import Any
 from custom.env import BadEnvironment
 from custom.env_calls import MAX_OBSERVATION_CHARS, cut_middle, shown
 from custom.own_generators import OwnGenerators
+from data.seeds import seed_beside
 from features.adapters.base import Adapter, Step
 from features.adapters.textarena_opponents import OPPONENTS, Opponent, draw_moves, opponent_maker
 
@@ -112,9 +113,11 @@ class TextArenaEnvironment(Adapter):
         return copy.deepcopy(self.pristine, copies)
 
     def _opponent_of(self, seed: int) -> Opponent:
+        # The game draws from generators of `seed` itself: those would tell what it has hidden.
+        own_seed = seed_beside(seed, "opponent")
         if self.make_opponent:
-            return self.make_opponent(seed)
-        generator = random.Random(seed)
+            return self.make_opponent(own_seed)
+        generator = random.Random(own_seed)
 
         def random_opponent(observation: str) -> str:
             return self._draw_move(OTHER, generator) or "[pass]"

@@ -17,6 +17,7 @@ from features.export.exported_model import CheckpointModel
 from training.config.schema.ppo import PPOConfig
 from training.run.metrics_file import read_records
 from training.run.named_model import is_hub_name
+from training.run.recorded_config import changes_before_step
 from training.run.validation_names import REWARDS, is_validation_mean
 
 CURVE = "curve.png"
@@ -79,7 +80,7 @@ def write_card(out: Path, facts: CardFacts) -> None:
         parts += [_curve(records), _metrics(last)]
     else:
         parts.append("## Curve\n\nThe run's folder holds no metrics.jsonl.")
-    parts += [_settings(facts.model.settings), _versions()]
+    parts += [_settings(facts.model.settings), *_earlier_settings(facts), _versions()]
     (out / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
@@ -224,6 +225,23 @@ def _settings(settings: Mapping[str, Any] | None) -> str:
     return "## Settings that differ from the defaults\n\n" + _table(
         ["setting", "value", "default"], rows
     )
+
+
+def _earlier_settings(facts: CardFacts) -> Iterator[str]:
+    """Lists what resumes changed before the step: earlier steps were made with other settings."""
+    rows = []
+    for last_step, changes in changes_before_step(facts.run_dir, facts.step).items():
+        for key, (before, after) in changes.items():
+            if OF_THE_MACHINE.fullmatch(key):
+                continue
+            shown = [json.dumps(value, default=str) for value in (before, after)]
+            if SECRET.fullmatch(key):
+                shown = ["(hidden)"] * 2
+            rows.append((str(last_step), key, *shown))
+    if rows:
+        yield "## Settings that earlier steps had\n\n" + _table(
+            ["up to step", "setting", "value then", "value behind it"], rows
+        )
 
 
 def _versions() -> str:

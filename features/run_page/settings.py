@@ -96,9 +96,10 @@ def changes_of_folder(run_dir: Path, now: Settings) -> list[Change]:
         number = re.fullmatch(r"config\.([0-9]+)\.yaml", file.name)
         if number is None or not file.is_file():
             continue
-        header = re.match(r"# steps [0-9]+ to ([0-9]{1,9})\b", _first_line(file))
-        if header:
-            earlier.append((int(number[1]), int(header[1]), read_settings(file)))
+        header = re.match(r"# steps ([0-9]{1,9}) to ([0-9]{1,9})\b", _first_line(file))
+        # Where the first is behind the last, all its steps were made again.
+        if header and int(header[1]) <= int(header[2]):
+            earlier.append((int(number[1]), int(header[2]), read_settings(file)))
     earlier.sort(key=lambda entry: entry[0])
     changes = []
     for place, (_, last_step, before) in enumerate(earlier):

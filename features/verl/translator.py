@@ -21,15 +21,65 @@ from features.verl.verl_keys import (
 from features.verl.verl_runs import set_runs_of_verl
 from training.config.layers import Layers
 from training.config.schema.ppo import PPOConfig
-from training.config.translator import KeyTranslator, Parents, Verdict
+from training.config.translator import KeyTranslator, ParentFile, Parents, Verdict
 
-# Names in a list of Hydra's defaults: verl's own file, and the values of the file with the list.
+# Names in a list of Hydra's defaults: verl's own files, and the values of the file with the list.
 VERLS_DEFAULTS = "ppo_trainer"
+VERLS_FILES = frozenset(
+    {
+        *("actor", "algorithm", "critic", "data", "dp_actor", "dp_critic", "dp_ref"),
+        *("dp_reward_model", "fsdp", "hf_model", "legacy_data", "legacy_reward_impl", "model"),
+        *("profiler", "ref", "reward", "reward_manager", "reward_model", "rollout"),
+        *("rollout_correction", "torch", "npu_profile"),
+    }
+)
 THIS_FILE = "_self_"
 # Of verl's own way to build objects.
 CLASS_NAME = "_target_"
 # verl's switch for episodes of several turns.
 SEVERAL_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
+
+
+def _parent_of(entry: Any, path: Path) -> ParentFile | None:
+    """Returns the file that an entry of a list of defaults names; None where it names none.
+
+    Args:
+        path: of the file with the list.
+    """
+    if isinstance(entry, str):
+        return ParentFile((path.parent / f"{entry}.yaml").resolve())
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        return None
+    [(choice, name)] = entry.items()
+    group, _, package = str(choice).removeprefix("optional ").partition("@")
+    # Without a package the values stand under the group's name.
+    section = package or group.replace("/", ".").strip(".")
+    return ParentFile((path.parent / group / f"{name}.yaml").resolve(), section)
+
+
+def _is_verls_own(entry: Any) -> bool:
+    """Checks whether an entry of a list of defaults names a file of verl's own."""
+    if isinstance(entry, str):
+        return entry == VERLS_DEFAULTS
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        return False
+    [(choice, name)] = entry.items()
+    return "@" in str(choice) and str(name) in VERLS_FILES
+
+
+def _is_off(entry: Any) -> bool:
+    """Checks whether an entry names nothing, or says how Hydra itself works."""
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        return False
+    [(choice, name)] = entry.items()
+    return name is None or str(choice).startswith(("override hydra/", "hydra/"))
+
+
+def _as_written(entry: Any) -> str:
+    """Returns an entry as a YAML file has it."""
+    if isinstance(entry, str):
+        return entry
+    return ", ".join(f"{choice}: {name}" for choice, name in entry.items())
 
 
 class VerlKeys(KeyTranslator):
@@ -63,23 +113,27 @@ class VerlKeys(KeyTranslator):
     def take_parents(self, tree: dict[Any, Any], path: Path) -> Parents:
         """Takes a list of Hydra's `defaults:` out of a file's tree.
 
-        It may name verl's own file, whose values stand in the code here, and files beside this one.
+        It may name verl's own files, whose values stand in the code here, and files beside this
+        one: `name`, or `group@package: name`, which is group/name.yaml and stands under package.
         """
         parents = Parents()
         names = tree.pop("defaults", None) or []
-        for place, name in enumerate(names):
-            parent = path.parent / f"{name}.yaml"
+        for place, entry in enumerate(names):
             is_last = place == len(names) - 1
-            if isinstance(name, str) and parent.exists():
-                parents.files.append(parent.resolve())
-            elif name == VERLS_DEFAULTS:
+            if entry == THIS_FILE and is_last:
+                continue
+            parent = _parent_of(entry, path)
+            if parent is not None and parent.path.exists():
+                parents.files.append(parent)
+            elif _is_verls_own(entry):
                 parents.notes.append(
-                    f"`defaults: {name}` ({path.name}) has no effect here: what a file leaves out "
-                    "is at the defaults of this project"
+                    f"`defaults: {_as_written(entry)}` ({path.name}) has no effect here: what a "
+                    "file leaves out is at the defaults of this project (docs/verl.md lists those "
+                    "that differ)"
                 )
-            elif name != THIS_FILE or not is_last:
+            elif not _is_off(entry):
                 parents.problems.append(
-                    f"{path.name}: `defaults:` with {name!r} is Hydra's; write "
+                    f"{path.name}: `defaults:` with {entry!r} is Hydra's; write "
                     "`extends: other.yaml`, whose values this file's win over"
                 )
         return parents

@@ -5,7 +5,7 @@ other, and where they differ the page says by how much.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from training.batch.masked_ops import masked_mean, masked_var
 from training.config import AlgorithmConfig
 from training.config.loader import ConfigError, load_config
 from training.core_algos.groups import ScoredGroups
+from training.run.recorded_config import config_of_step
 
 # Nothing is computed again for a step with more places than this, rows times the longest.
 MOST_PLACES = 1 << 26
@@ -32,17 +33,29 @@ NOT_RECORDED = ("sum_pi_squared", "state", "batch", "non_tensor_batch")
 
 
 def read_algorithm(run_dir: Path, meta: Mapping[str, Any]) -> AlgorithmConfig:
-    """Returns the run's section `algorithm`; of a run without a config what the step recorded."""
-    path = run_dir / "config.yaml"
-    recorded = AlgorithmConfig(
-        adv_estimator=str(meta.get("adv_estimator", "gae")),
-        gamma=float(meta.get("gamma", 1.0)),
-        lam=float(meta.get("lam", 1.0)),
-        norm_adv_by_std_in_grpo=bool(meta.get("norm_adv_by_std_in_grpo", True)),
+    """Returns the section `algorithm` that a step was made with.
+
+    What the step itself recorded counts; the rest is from the settings that the run had then, and
+    has its defaults where those are not there.
+
+    Args:
+        meta: of the step's arrays.
+    """
+    step = meta.get("step")
+    path = config_of_step(run_dir, step if isinstance(step, int) else None)
+    section = None
+    if path.is_file():
+        section = _algorithm_in(path, path.stat().st_mtime_ns)
+    section = section or AlgorithmConfig()
+    return replace(
+        section,
+        adv_estimator=str(meta.get("adv_estimator", section.adv_estimator)),
+        gamma=float(meta.get("gamma", section.gamma)),
+        lam=float(meta.get("lam", section.lam)),
+        norm_adv_by_std_in_grpo=bool(
+            meta.get("norm_adv_by_std_in_grpo", section.norm_adv_by_std_in_grpo)
+        ),
     )
-    if not path.is_file():
-        return recorded
-    return _algorithm_in(path, path.stat().st_mtime_ns) or recorded
 
 
 @lru_cache(maxsize=8)

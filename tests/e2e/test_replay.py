@@ -148,6 +148,25 @@ def test_a_runs_episodes_are_the_same_again(run: Path, capsys) -> None:
 
 
 @pytest.mark.slow
+def test_a_step_is_replayed_by_its_own_settings(run: Path, tmp_path: Path, capsys) -> None:
+    resumed = tmp_path / "run"
+    shutil.copytree(run, resumed)
+    config = (run / "config.yaml").read_text()
+    (resumed / "config.1.yaml").write_text(f"# steps 1 to 1\n{config}")
+    game = "{path: examples/quickstart_game.py, cls: TerseGuessNumber, kwargs: {high: 3}}"
+    other = load_config([str(run / "config.yaml"), f"agent.environment={game}"]).config
+    (resumed / "config.yaml").write_text(to_yaml(other))
+    assert replay(resumed, resumed / "episodes/1.jsonl") == 0
+    assert "all the same" in capsys.readouterr().out
+    assert replay(resumed, resumed / "episodes/2.jsonl") == 1
+    assert "differences" in capsys.readouterr().out
+    both = tmp_path / "both.jsonl"
+    texts = [(resumed / f"episodes/{step}.jsonl").read_text() for step in (1, 2)]
+    both.write_text("".join(texts))
+    assert replay(resumed, both) == 2
+    assert "different settings (config.1.yaml, config.yaml)" in capsys.readouterr().err
+
+
 def test_it_runs_from_any_folder(run: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -1,5 +1,6 @@
 """A weighted mix of environments: counts, order, seeds, and samplers that change the weights."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -62,6 +63,18 @@ def test_members_of_a_group_play_the_same_environment_under_its_name() -> None:
     assert sources == [suite.names[agent] for agent in agents]
     validated = describe_episodes(4, 1, step_info(step=1, seed=0, validate=True), suite=suite)
     assert validated.non_tensor_batch["agent_index"].tolist() == [0, 1, 0, 1]
+
+
+def test_the_choice_tells_nothing_of_what_the_chosen_environment_draws() -> None:
+    suite = EnvironmentSuite(["a", "b"], [1, 1.0001])
+    alike = 0
+    for step in range(400):
+        columns = describe_episodes(1, 1, step_info(step=step, seed=0), suite=suite)
+        [chosen] = columns.non_tensor_batch["agent_index"].tolist()
+        [seed] = columns.non_tensor_batch["env_seed"].tolist()
+        alike += chosen == (random.Random(seed).random() >= 0.5)
+    # 200 by chance, give or take 10; all of them where both draw from one series.
+    assert 160 <= alike <= 240
 
 
 def test_the_config_gives_names_weights_and_limits() -> None:

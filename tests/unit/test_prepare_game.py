@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 import torch
-from prepare_game import IGNORED, label_answers, make_tokenizer, prepare
+from prepare_game import IGNORED, label_answers, make_tokenizer, play, prepare
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.config import PPOConfig
 from training.config.loader import load_config
+from workers.multi_turn_rollout import agent_specs
 
 SHOP = """
+import random
+
 from custom.env import BaseEnvironment
 from custom.tools import Tool, ToolDefinition
 
@@ -49,10 +53,34 @@ class Silent(BaseEnvironment):
 
     def step(self, action):
         return "", 0.0, True, {}
+
+
+class Coin(BaseEnvironment):
+    def reset(self, seed=None):
+        self.side = random.Random(seed).choice(["heads", "tails"])
+        return "heads or tails"
+
+    def step(self, action):
+        return f"it was {self.side}", float(action == self.side), True, {}
+
+    def sample_action(self, generator):
+        return generator.choice(["heads", "tails"])
+
+
+class Riddle(BaseEnvironment):
+    def reset(self, question, answer, seed=None):
+        self.answer = answer
+        return question
+
+    def step(self, action):
+        return "bye", float(action == self.answer), True, {}
+
+    def sample_action(self, generator):
+        return "an " + self.answer
 """
 
 
-def config_of(folder: Path, name: str) -> PPOConfig:
+def config_of(folder: Path, name: str, *more: str) -> PPOConfig:
     (folder / "shop.py").write_text(SHOP)
     words = [
         f"agent.environment={{path: {folder}/shop.py, cls: {name}}}",
@@ -62,6 +90,7 @@ def config_of(folder: Path, name: str) -> PPOConfig:
         f"actor_rollout_ref.model.path={folder}/model",
         "data.max_prompt_length=24",
         "data.max_response_length=300",
+        *more,
     ]
     return load_config(words, check=False).config
 
@@ -89,6 +118,47 @@ def test_the_model_knows_the_games_words_its_tools_and_the_form_of_answers(tmp_p
     answers = tokenizer.convert_tokens_to_ids(["Action:", "7"])
     assert probs[answers].sum() > 0.9
     assert (probs[answers] > 0.2).all()
+
+
+def test_random_answers_know_nothing_of_what_the_environment_drew(tmp_path: Path) -> None:
+    [spec] = agent_specs(config_of(tmp_path, "Coin"))
+    agent = spec.build()
+    games = [play(agent, seed, 1) for seed in range(400)]
+    answers = [messages[-1]["content"] for messages in games]
+    sides = [random.Random(seed).choice(["heads", "tails"]) for seed in range(400)]
+    right = sum(answer == side for answer, side in zip(answers, sides, strict=True))
+    # 200 are right by chance, give or take 10.
+    assert 160 <= right <= 240
+
+
+def test_games_are_about_the_rows_of_the_data(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        '{"question": "what barks", "answer": "dog"}\n{"question": "what flies", "answer": "owl"}'
+    )
+    config = config_of(tmp_path, "Riddle", f"data.train_files={rows}", "agent.tools=[]")
+    folder = prepare(config, games=6, steps=1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for text in ("what barks", "an dog", "what flies", "an owl"):
+        assert tokenizer.unk_token_id not in tokenizer.encode(text)
+
+
+def test_a_game_that_fails_is_told_with_what_it_raised(tmp_path: Path) -> None:
+    match = r"game 0 failed; data\.train_files is not set.*missing 2 required .*'question'"
+    with pytest.raises(SystemExit, match=match):
+        prepare(config_of(tmp_path, "Riddle"))
+
+
+def test_a_tool_that_no_game_calls_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(config_of(tmp_path, "Coin"), games=4, steps=1)
+    assert "no game called the tool price" in capsys.readouterr().out
+
+
+def test_a_tool_that_games_call_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(config_of(tmp_path, "Shop"), games=8, steps=1)
+    assert "price" not in capsys.readouterr().out
 
 
 def test_a_model_that_is_there_stays(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
 from training.run.dumps import dump
-from training.run.recorded_config import record_config
+from training.run.recorded_config import changes_before_step, config_of_step, record_config
 from training.run.run_lock import run_lock
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -95,6 +95,44 @@ def test_every_version_of_the_settings_stays_with_its_steps(tmp_path, caplog) ->
         )
     record_config(tmp_path, config_with(f"{lr}=0.004"), 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"], "another run"
+
+
+def rate_of(run_dir: Path, step: int | None) -> float:
+    """The learning rate that a step was made with, as the folder tells."""
+    file = config_of_step(run_dir, step)
+    return load_config([str(file)], check=False).config.actor_rollout_ref.actor.optim.lr
+
+
+def test_a_step_is_read_by_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
+    lr = "actor_rollout_ref.actor.optim.lr"
+    for rate, step in ((0.001, 0), (0.002, 4), (0.003, 6)):
+        record_config(tmp_path, config_with(f"{lr}={rate}"), step)
+    rates = {step: rate_of(tmp_path, step) for step in (0, 1, 4, 5, 6, 7, 99, None)}
+    # Step 0 is the validation before the first step.
+    assert rates == {
+        0: 0.001,
+        1: 0.001,
+        4: 0.001,
+        5: 0.002,
+        6: 0.002,
+        7: 0.003,
+        99: 0.003,
+        None: 0.003,
+    }
+    changes = changes_before_step(tmp_path, 7)
+    assert changes == {4: {lr: (0.001, 0.002)}, 6: {lr: (0.002, 0.003)}}
+    assert changes_before_step(tmp_path, 5) == {4: {lr: (0.001, 0.002)}}
+    assert changes_before_step(tmp_path, 4) == {}
+
+
+def test_steps_that_are_made_again_have_the_settings_of_the_last_time(tmp_path: Path) -> None:
+    lr = "actor_rollout_ref.actor.optim.lr"
+    for rate, step in ((0.001, 0), (0.002, 4), (0.002, 2)):
+        record_config(tmp_path, config_with(f"{lr}={rate}"), step)
+    assert [rate_of(tmp_path, step) for step in (2, 3, 4)] == [0.001, 0.002, 0.002]
+    record_config(tmp_path, config_with(f"{lr}=0.003"), 1)
+    assert [rate_of(tmp_path, step) for step in (1, 2, 5)] == [0.001, 0.003, 0.003]
+    assert changes_before_step(tmp_path, 5) == {1: {lr: (0.001, 0.003)}}
 
 
 def test_a_setting_that_the_earlier_version_lacked_has_not_changed(tmp_path, caplog) -> None:

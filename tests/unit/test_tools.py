@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import features.sandbox.python_snippet
+from custom.agent import AgentSpec
 from custom.env import BadEnvironment, BaseEnvironment, StepResult
 from custom.tools import (
     UNKNOWN,
@@ -346,6 +347,77 @@ def test_the_managers_environment_is_stepped_also_where_the_tool_knows_the_origi
     alone = manager_of(EnvironmentStepTool(original))
     assert alone.step(tag("environment_step", action="right")).reward == 1.0
     assert original.actions == ["right"]
+
+
+class Where(Tool):
+    """Tells which steps its environment has seen."""
+
+    definition = ToolDefinition("where")
+
+    def execute(self) -> Any:
+        return list(self.environment.actions)
+
+
+def test_a_tool_finds_the_environment_of_the_episode() -> None:
+    registry = ToolRegistry([Where()])
+    for actions in (["right"], ["left", "right"]):
+        environment = corridor()
+        manager = MultiTurnManager(registry, get_parser("function"), environment)
+        for action in actions:
+            manager.step(action)
+        assert json.loads(str(manager.step(tag("where")).observation)) == actions
+    assert Where().environment is None
+
+
+def test_a_tool_knows_its_environment_as_an_episode_begins() -> None:
+    class Begins(Where):
+        def begin_episode(self, task: Any) -> None:
+            self.begun_in = self.environment
+
+    tool, environment = Begins(), corridor()
+    manager_of(tool, environment=environment).begin_episode({})
+    assert tool.begun_in is environment
+
+
+def test_an_agent_class_of_ones_own_may_call_its_tools_by_hand() -> None:
+    class ByHand:
+        def __init__(self, environment: Any, tools: ToolRegistry) -> None:
+            self.environment, self.tools = environment, tools
+
+        def reset(self, seed: int) -> str:
+            return "go"
+
+        def step(self, text: str) -> tuple[str, float, bool, dict[str, Any]]:
+            self.environment.step(text)
+            return self.tools.execute_tool("where")[1], 0.0, True, {}
+
+    agents = [AgentSpec(corridor(), agent_cls=ByHand, tools=(Where(),)).build() for _ in range(2)]
+    for agent, action in zip(agents, ["right", "left"], strict=True):
+        agent.reset(0)
+        assert agent.step(action).observation == [{"role": "user", "content": f'["{action}"]'}]
+
+
+def test_a_copy_of_a_tool_copies_no_environment() -> None:
+    class Locked:
+        def __deepcopy__(self, memo: object) -> Any:
+            raise TypeError("cannot be copied")
+
+    tool = Where()
+    tool.environment = Locked()
+    [copied] = load_tools([tool]).tools.values()
+    assert copied is not tool
+
+
+def test_a_tool_may_have_an_environment_of_its_own_that_is_never_replaced() -> None:
+    class Fixed(Where):
+        own = corridor()
+
+        @property
+        def environment(self) -> Any:
+            return self.own
+
+    manager = manager_of(Fixed(), environment=corridor())
+    assert manager.step(tag("where")).observation == "[]"
 
 
 def test_an_environment_tool_may_have_parameters_of_its_own() -> None:
@@ -746,6 +818,9 @@ def test_tools_of_verls_form_come_from_its_file_and_answer_as_ours(tmp_path: Pat
     assert registry.execute(ToolCall("scale", {"x": "two"})).error_kind == "bad_arguments"
     tool: Any = registry.tools["scale"]
     assert len(set(tool.tool.released)) == 2
+    environment = corridor()
+    registry.execute(ToolCall("scale", {"x": 2}), environment)
+    assert tool.tool.environment is environment
 
 
 @pytest.mark.parametrize("place", ["scale_beside", "tools_beside.scale"])

@@ -23,7 +23,7 @@ from training.config.links import links_to, own_links
 from training.config.plain_files import read_plain_text, require_small_yaml
 from training.config.schema.ppo import PPOConfig
 from training.config.section import PROJECT_ROOT, located
-from training.config.translator import key_translator
+from training.config.translator import ParentFile, key_translator
 from training.config.values import parse
 from training.config.yaml_faults import describe_yaml_fault
 from training.features import AbsentFeature, absent_features, folder_of, moved_keys, renamed
@@ -118,12 +118,13 @@ class Layers:
 
     # The sources of layers.
 
-    def read_yaml(self, path: Path, children: tuple[Path, ...] = ()) -> None:
+    def read_yaml(self, path: Path, children: tuple[Path, ...] = (), section: str = "") -> None:
         """Reads a YAML file as a layer, after the one that it extends.
 
         Args:
             path: the file.
             children: the files that extend it, each the next one.
+            section: the dotted key that its values stand under.
         """
         if not path.exists():
             self.file_problems.append(_describe_missing_file(path))
@@ -144,29 +145,30 @@ class Layers:
             self.file_problems.append(f"{path.name} holds a list; it must hold keys with values")
             return
         for parent in self._parents(tree, path):
-            self._read_parent(parent, (*children, path))
-        self.add_tree(tree, path.name)
+            inner = ".".join(part for part in (section, parent.section) if part)
+            self._read_parent(parent.path, (*children, path), inner)
+        self.add_tree(tree, path.name, f"{section}." if section else "")
         self.end_layer(path.name)
 
-    def _parents(self, tree: dict[Any, Any], path: Path) -> list[Path]:
+    def _parents(self, tree: dict[Any, Any], path: Path) -> list[ParentFile]:
         """Takes out of a file's tree what it extends, and returns those files in their order."""
         parents = []
         extended = tree.pop("extends", None)
         if extended is not None:
-            parents.append(_find_parent(path, str(extended)))
+            parents.append(ParentFile(_find_parent(path, str(extended))))
         others = self.translator.take_parents(tree, path)
         for note in others.notes:
             self.note(note, path.name)
         self.file_problems += others.problems
         return parents + others.files
 
-    def _read_parent(self, parent: Path, children: tuple[Path, ...]) -> None:
+    def _read_parent(self, parent: Path, children: tuple[Path, ...], section: str) -> None:
         """Reads the file that the last of the children extends, unless it is one of them."""
         if parent in children:
             circle = " -> ".join(file.name for file in (*children, parent))
             self.file_problems.append(f"`extends` goes in a circle: {circle}")
             return
-        self.read_yaml(parent, children)
+        self.read_yaml(parent, children, section)
 
     def add_override(self, override: Override) -> None:
         """Adds what a word of the command line says of a key."""

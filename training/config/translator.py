@@ -28,6 +28,18 @@ class Verdict:
     outcome: Literal["silent", "warning", "error"]
 
 
+@dataclass(frozen=True)
+class ParentFile:
+    """Names a file whose values come before those of the file that extends it.
+
+    Attributes:
+        section: the dotted key that its values stand under; empty: they are the whole tree's.
+    """
+
+    path: Path
+    section: str = ""
+
+
 @dataclass
 class Parents:
     """Collects what a file extends in another program's way.
@@ -38,7 +50,7 @@ class Parents:
         problems: what is wrong with them.
     """
 
-    files: list[Path] = field(default_factory=list)
+    files: list[ParentFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 

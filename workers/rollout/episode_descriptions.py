@@ -14,7 +14,7 @@ import torch
 from custom.env_suite import EnvironmentSuite
 from data.array_ops import object_array
 from data.protocol import DataProto
-from data.seeds import sample_ids, seed_for
+from data.seeds import sample_ids, seed_beside, seed_for
 from training.batch.row_groups import rows_by_key
 
 
@@ -47,7 +47,9 @@ def describe_episodes(
         chosen = suite.in_turn(numbers)
     else:
         seeds = [seed_for(run_seed, step, group) for group in numbers]
-        chosen = suite.choose(numbers, seed_for(run_seed, step, first_group))
+        # The first group's environment is reset with that group's seed itself.
+        seed_of_mix = seed_beside(seed_for(run_seed, step, first_group), "suite")
+        chosen = suite.choose(numbers, seed_of_mix)
     agents = np.repeat(np.array(chosen, dtype=np.int64), samples)  # (B,)
     columns = sample_ids(numbers, samples, step=step, validate=info["validate"])
     columns["agent_index"] = agents

@@ -265,6 +265,28 @@ def test_an_unreadable_answer_costs_the_worst_that_a_step_can_pay_and_moves_noth
         assert step_environment(env, "1") == step_environment(other, "1")
 
 
+class HiddenSide(gymnasium.Env):
+    """Draws a side for each step; the other one costs 1."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Discrete(1)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.side = self.np_random.integers(2)
+        return 0, {}
+
+    def step(self, action):
+        reward = -float(action != self.side)
+        self.side = self.np_random.integers(2)
+        return 0, reward, False, False, {}
+
+
+def test_the_trial_of_a_game_does_not_know_what_the_game_drew():
+    gymnasium.register("HiddenSide-v0", HiddenSide)
+    assert worst_reward(gymnasium.make("HiddenSide-v0"), "HiddenSide-v0", {}) == -1.0
+
+
 def test_a_game_that_cannot_be_tried_costs_1(monkeypatch):
     game = gymnasium.make("Valley-v0")
     monkeypatch.setattr(Valley, "step", lambda self, action: 1 / 0)

@@ -10,6 +10,7 @@ import pytest
 from custom.env import BadEnvironment
 from custom.env_calls import reset_environment, step_environment
 from custom.env_factory import make_environment
+from data.seeds import seed_beside
 from features.adapters.textarena import unwrapped
 from features.adapters.textarena_opponents import draw_moves
 from tests.unit.test_reasoning_gym import ODD_TEXTS
@@ -67,10 +68,24 @@ def test_a_function_answers_each_move_and_a_won_game_pays_one(opponent):
     assert (steps[-1].reward, steps[-1].done, steps[-1].info["valid"]) == (1.0, True, True)
 
 
-def test_a_class_is_built_from_each_episodes_seed(opponent):
+def test_a_class_is_built_from_a_seed_of_the_episodes_that_is_not_the_games(opponent):
     env = make_environment("textarena:TicTacToe-v0", {"opponent": opponent("Remembers")})
-    for seed in (7, 8):
-        assert f"[Player 1] [{seed}]" in play(env, seed, ["[4]"])[1].observation
+    said = {seed: play(env, seed, ["[4]"])[1].observation for seed in (7, 8)}
+    for seed, words in said.items():
+        assert f"[Player 1] [{seed_beside(seed, 'opponent')}]" in words
+        assert f"[Player 1] [{seed}]" not in words
+        assert play(env, seed, ["[4]"])[1].observation == words
+
+
+def test_a_random_opponent_draws_other_numbers_than_the_game():
+    env = make_environment("textarena:TicTacToe-v0", {"opponent": "random"})
+    drawn = {}
+    env._draw_move = lambda player, generator: drawn.setdefault(player, generator.random())
+    env.opponent = None
+    reset_environment(env, 7)
+    env.opponent("")
+    [number] = drawn.values()
+    assert number != random.Random(7).random()
 
 
 def test_an_invalid_or_unreadable_move_never_pays_more_than_losing():

@@ -383,6 +383,19 @@ def test_weights_are_a_folder_for_engines_as_long_as_the_block_runs(
         assert folder.path == "org/name"
 
 
+def test_the_card_tells_which_settings_earlier_steps_had(tmp_path: Path, tiny_task: Path) -> None:
+    write_run(tmp_path / "run", tiny_task / "model")
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    config["algorithm"]["gamma"] = 0.25
+    config["trainer"]["default_local_dir"] = "elsewhere"
+    first_steps = f"# steps 1 to {STEP - 1}\n" + yaml.safe_dump(config)
+    (tmp_path / "run/config.1.yaml").write_text(first_steps)
+    export.export(tmp_path / "run", tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert f"| {STEP - 1} | algorithm.gamma | 0.25 | 1.0 |" in card
+    assert "elsewhere" not in card
+
+
 def test_the_card_tells_how_the_model_came_to_be(tmp_path: Path, tiny_task: Path) -> None:
     write_run(tmp_path / "run", tiny_task / "model")
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
@@ -408,6 +421,7 @@ def test_the_card_tells_how_the_model_came_to_be(tmp_path: Path, tiny_task: Path
     assert "| base model | " in card and "Not chosen yet" in card
     assert "my.module:Game\\|x" in card and "s3cret" not in card
     assert '| algorithm.adv\\_estimator | "grpo" | "gae" |' in card, "of that step's settings"
+    assert "Settings that earlier steps had" not in card
     assert f"## Metrics at step {STEP}" in card and "\n| 4 |" not in card
     assert "![reward by step](curve.png)" in card and "reward/mean@1/tasks |" in card
     metrics = json.loads((tmp_path / "out/training_metrics.json").read_text())

@@ -71,6 +71,111 @@ def test_all_imports_of_a_file_are_translated_name_by_name() -> None:
     assert rewritten("from verl.tools import *\n") == "from custom.tools.verl_tools import *\n"
 
 
+@pytest.mark.parametrize(
+    ("line", "translated"),
+    [
+        (
+            "from verl.trainer.ppo.ray_trainer import AdvantageEstimator",
+            "from features.verl.core_algos import AdvantageEstimator",
+        ),
+        ("from verl.trainer.ppo.utils import Role", "from training.run.roles import Role"),
+        (
+            "from verl.trainer.ppo.ray_trainer import Role, RayPPOTrainer",
+            "from training.ray_trainer import Role\n"
+            "from features.verl.trainer import RayPPOTrainer",
+        ),
+        ("from verl.workers.rollout import HFRollout", "from workers.hf_rollout import HFRollout"),
+        (
+            "from verl.workers.rollout.vllm_rollout import vLLMRollout",
+            "from workers.vllm_rollout_spmd import vLLMRollout",
+        ),
+        (
+            "from verl.single_controller.base.decorator import Dispatch, register",
+            "from workers.ranks.dispatch import Dispatch, register",
+        ),
+        (
+            "from verl.utils.py_functional import agg_loss",
+            "from training.core_algos import agg_loss",
+        ),
+    ],
+)
+def test_a_name_is_found_whichever_of_verls_modules_it_comes_from(
+    line: str, translated: str
+) -> None:
+    there = rewritten(f"{line}\n")
+    names = [name.strip() for name in line.split(" import ")[1].split(",")]
+    assert [word for word in names if word in there] == names
+    exec(there, {})
+    own = [name for entry in translate(f"{line}\n") for name in entry.here]
+    assert there == "\n".join(own) + "\n"
+    if "core_algos" not in translated:
+        assert there == f"{translated}\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # Nothing of these is here.
+        "import verl.utils.fs as fs\nfs.copy_to_local('x')\n",
+        "import verl.utils.fs\nverl.utils.fs.copy_to_local('x')\n",
+        "from verl.utils.fs import *\n",
+        "from verl.utils.fs import copy_to_local as copied  # a comment\n",
+        "import verl.models.registry\n",
+        # Which `register` is meant nobody knows.
+        "from verl.utils.anything import register\n",
+        "x = 'import verl'\r\ny = 1",
+    ],
+)
+def test_what_cannot_be_resolved_stays_as_it_was(source: str) -> None:
+    assert rewritten(source) == source
+
+
+@pytest.mark.parametrize(
+    ("source", "translated"),
+    [
+        (
+            "import os, verl.protocol as p\np.DataProto, os.sep\n",
+            "import features.verl.protocol as p\nimport os\np.DataProto, os.sep\n",
+        ),
+        (
+            "x = 'é'; from verl import DataProto; y = 2  # kept\n",
+            "x = 'é'; from data.protocol import DataProto; y = 2  # kept\n",
+        ),
+        (
+            "if 1: from verl.protocol import DataProto, DataProtoConfig as C\n",
+            "if 1: from data.protocol import DataProto; "
+            "from verl.protocol import DataProtoConfig as C\n",
+        ),
+        (
+            "try:\r\n\tfrom verl.protocol import DataProto, DataProtoConfig as C\r\n"
+            "except ImportError:\r\n\tpass",
+            "try:\r\n\tfrom data.protocol import DataProto\r\n"
+            "\tfrom verl.protocol import DataProtoConfig as C\r\n"
+            "except ImportError:\r\n\tpass",
+        ),
+        (
+            "import verl\nverl.DataProto, 'verl.DataProto', verl.trainer\n",
+            "import verl\nverl.DataProto, 'verl.DataProto', verl.trainer\n",
+        ),
+        (
+            "import verl\nverl.DataProto, 'verl.DataProto'  # verl.DataProto\n",
+            "import data.protocol\ndata.protocol.DataProto, 'verl.DataProto'  # verl.DataProto\n",
+        ),
+    ],
+)
+def test_the_rest_of_a_line_and_its_end_stay(source: str, translated: str) -> None:
+    assert rewritten(source) == translated
+
+
+def test_a_file_that_is_no_python_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "old.py"
+    file.write_text("print 'verl'\n")
+    script = [sys.executable, "scripts/verl_imports.py", str(file)]
+    done = subprocess.run(script, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "old.py:1: it is no Python that can be read" in done.stdout and not done.stderr
+
+
 def test_a_file_that_imports_verl_is_told_all_its_imports_at_once(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(SOURCE)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.unit.config.helpers import ACTOR, ROLLOUT, checked, load, problems_of
-from training.config import AlgoConfig
+from training.config import AlgoConfig, PPOConfig
 from training.config.explain import explain_values
 from training.config.loader import ConfigError, load_config
 
@@ -100,6 +100,148 @@ def test_a_list_of_hydras_defaults_names_verls_file_and_others_beside_it(
     config = load(f"--config-path={tmp_path}", "--config-name=mine")
     assert (config.data.seed, config.data.max_prompt_length) == (6, 64)
     assert "`defaults: ppo_trainer` (mine.yaml) has no effect here" in caplog.text
+
+
+WHOLE = PROJECT / "tests/features/verl/ppo_trainer.yaml"
+
+
+def test_a_whole_ppo_trainer_yaml_of_verl_loads(caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load_config([str(WHOLE)], check=False)
+    config = loaded.config
+    # Links of all forms are followed.
+    assert config.trainer.run_dir.endswith("checkpoints/verl_examples/gsm8k")
+    assert config.actor_rollout_ref.actor.checkpoint.load_contents == (
+        "model",
+        "optimizer",
+        "extra",
+    )
+    assert config.critic.ppo_mini_batch_size == 256
+    assert config.actor_rollout_ref.rollout.response_length == 512
+    assert config.trainer.n_gpus_per_node == 8
+    (message,) = caplog.messages
+    assert "of verl's keys (ppo_trainer.yaml) have no effect or another name" in message
+
+
+def test_with_the_words_of_a_launch_script_it_is_a_run_that_can_begin(tiny_task: Path) -> None:
+    rows = tiny_task / "train.parquet"
+    words = [
+        f"data.train_files={rows}",
+        f"data.val_files={rows}",
+        "data.train_batch_size=16",
+        f"{ACTOR}.ppo_mini_batch_size=8",
+        f"actor_rollout_ref.model.path={tiny_task}/model",
+        f"critic.model.path={tiny_task}/model",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4",
+        "critic.ppo_micro_batch_size_per_gpu=4",
+        f"{ROLLOUT}.name=hf",
+        f"{ROLLOUT}.tensor_model_parallel_size=1",
+        "data.max_prompt_length=12",
+        "data.max_response_length=6",
+        "trainer.device=cpu",
+        "trainer.n_gpus_per_node=1",
+        "trainer.logger=console",
+        "custom_reward_function.path=examples/tiny_prompts_reward.py",
+    ]
+    config = load_config([str(WHOLE), *words]).config
+    assert (config.data.train_batch_size, config.critic.ppo_mini_batch_size) == (16, 8)
+
+
+def test_the_groups_of_a_list_of_defaults_are_files_that_stand_under_their_package(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "optim").mkdir()
+    (tmp_path / "optim/mine.yaml").write_text("lr: 3e-6\nweight_decay: 0.5\n")
+    (tmp_path / "actor/mine.yaml").write_text(
+        "defaults: [{../optim@optim: mine}, _self_]\n"
+        "clip_ratio: 0.3\nclip_ratio_low: ${.clip_ratio}\noptim: {weight_decay: 0.25}\n"
+    )
+    (tmp_path / "run.yaml").write_text(
+        f"defaults: [{{actor@{ACTOR}: mine}}, {{data@data: legacy_data}}, "
+        "{model: null}, {override hydra/job_logging: disabled}, _self_]\n"
+        f"{ACTOR}: {{clip_ratio: 0.4}}\n"
+    )
+    actor = load(str(tmp_path / "run.yaml")).actor_rollout_ref.actor
+    assert (actor.optim.lr, actor.optim.weight_decay) == (3e-6, 0.25)
+    assert (actor.clip_ratio, actor.clip_ratio_low) == (0.4, 0.4)
+
+
+def test_a_group_whose_file_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"defaults: [{{actor@{ACTOR}: mine}}, _self_]\n")
+    (problem,) = problems_of(str(tmp_path / "run.yaml"))
+    assert "is Hydra's; write `extends: other.yaml`" in problem
+
+
+@pytest.mark.parametrize(
+    ("override", "ours"),
+    [
+        (f"{ROLLOUT}.n_agent=5", f"{ROLLOUT}.n=5"),
+        ("env.rollout.n=8", f"{ROLLOUT}.n=8"),
+        ("env.max_steps=15", "agent.max_turn=15"),
+        ("agent.max_steps=5", "agent.max_turn=5"),
+        ("agent_proxy.max_turn=5", "agent.max_turn=5"),
+        ("es_manager.train.env_groups=8", "data.train_batch_size=8"),
+        ("es_manager.train.group_size=16", f"{ROLLOUT}.n=16"),
+        ("actor_rollout_ref.agent.max_action_length=512", "agent.max_turn_tokens=512"),
+        ("algorithm.gigpo.step_advantage_w=0.5", "algorithm.gigpo_step_weight=0.5"),
+        ("step_advantage_w=0.5", "algorithm.gigpo_step_weight=0.5"),
+        ("algorithm.gigpo.mode=mean_norm", "algorithm.norm_adv_by_std_in_grpo=false"),
+        ("algorithm.gigpo.mode=mean_std_norm", "algorithm.norm_adv_by_std_in_grpo=true"),
+        ("algorithm.high_level_gamma=0.95", "algorithm.turn_gamma=0.95"),
+        ("data.train_data_num=7", "data.train_max_samples=7"),
+        ("micro_batch_size_per_gpu=4", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"),
+    ],
+)
+def test_a_key_of_a_project_that_stands_on_verl_has_our_word(override: str, ours: str) -> None:
+    assert load(override) == load(ours)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.max_obs_length=500", "agent.max_observation_chars, in characters"),
+        ("actor_rollout_ref.agent.max_obs_length=500", "agent.max_observation_chars"),
+        ("data.max_start_length=2048", "data.max_prompt_length is the limit of a first prompt"),
+        (f"{ACTOR}.state_masking=false", "agent.observation_loss_coef"),
+        ("actor_rollout_ref.agent.action_stop_tokens=stops.txt", "no text ends a turn"),
+        (f"{ROLLOUT}.stop=['</a>']", "no text ends a turn"),
+        ("max_turns=2", "agent.max_turn, which counts the last answer"),
+        ("actor_rollout_ref.agent.max_turns=2", "agent.max_turn, which counts the last answer"),
+        ("retriever.url=http://x", "agent.tools="),
+        ("env.env_name=Sokoban", "agent.environment.name"),
+        ("algorithm.gigpo.mode=other", "algorithm.norm_adv_by_std_in_grpo"),
+        (f"{ACTOR}.use_invalid_action_penalty=True", "return a lower reward"),
+        (f"{ACTOR}.policy_loss.beta=0.1", "which beta?"),
+        (f"{ROLLOUT}.rollout_filter_ratio=0.25", "algorithm.filter_groups.enable"),
+        ("algorithm.bi_level_gae=true", "algorithm.adv_estimator=turn_gae"),
+        ("agent_proxy.max_actions_per_turn=2", "may read several actions"),
+    ],
+)
+def test_what_has_no_key_here_is_told_and_nothing_is_guessed(override: str, words: str) -> None:
+    (problem,) = problems_of(override)
+    assert words in problem and "Did you mean" not in problem
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{ACTOR}.state_masking=true",
+        "actor_rollout_ref.agent.mask_observations=True",
+        "actor_rollout_ref.agent.enable_agent=True",
+        "do_search=true",
+        "agent_proxy.context_window_mode=full",
+        "algorithm.gigpo.enable_similarity=False",
+        "agent_proxy.max_actions_per_turn=1",
+    ],
+)
+def test_what_is_so_here_anyway_is_accepted(override: str) -> None:
+    assert load(override) == PPOConfig()
+
+
+def test_two_sizes_of_a_group_are_an_error() -> None:
+    (problem,) = problems_of(f"{ROLLOUT}.n_agent=5", f"{ROLLOUT}.n=2")
+    assert problem.endswith("are the same limit: give one")
 
 
 def test_the_list_of_verls_keys_stands_under_explain_with_errors_too() -> None:

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from features.viewer.command import main
+from features.viewer.step_credit import read_algorithm
 from tests.made_episodes import FATES, Made, make_run
 from tests.viewer_data import listed, make_viewer, manifest, page_of, pages
+from training.config.loader import load_config
+from training.config.reference import to_yaml
 from training.core_algos import estimator_facts
 
 NAMES = ("grpo", "rloo", "gae", "turn_return", "gigpo", "opo", "reinforce_plus_plus")
@@ -29,6 +32,21 @@ def write_lines(run: Path, step: int, episodes: list[dict[str, object]]) -> None
 
 def stages(page: dict[str, object]) -> dict[str, float]:
     return {label: value for label, value, _ in page["path"]["stages"]}
+
+
+def test_a_step_is_explained_by_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
+    words = ["algorithm.gamma=0.5", "algorithm.lam=0.25", "algorithm.use_kl_in_reward=true"]
+    first = to_yaml(load_config(words, check=False).config)
+    (tmp_path / "config.1.yaml").write_text(f"# steps 1 to 2\n{first}")
+    (tmp_path / "config.yaml").write_text(to_yaml(load_config([], check=False).config))
+    seen = {}
+    for step in (2, 3):
+        algorithm = read_algorithm(tmp_path, {"step": step})
+        seen[step] = (algorithm.gamma, algorithm.lam, algorithm.use_kl_in_reward)
+    assert seen == {2: (0.5, 0.25, True), 3: (1.0, 1.0, False)}
+    # What the step itself recorded counts.
+    recorded = read_algorithm(tmp_path, {"step": 3, "gamma": 0.75, "lam": 0.125})
+    assert (recorded.gamma, recorded.lam) == (0.75, 0.125)
 
 
 def test_the_numbers_of_every_page_are_those_of_the_batch(tmp_path: Path) -> None:
