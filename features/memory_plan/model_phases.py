@@ -4,19 +4,23 @@ Invariant: of several ranks each has its share of weights, gradients and moments
 for a while comes on top, as `copies`.
 """
 
+import logging
+
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from features.memory_plan.forward_pass import peak_of_pass
 from features.memory_plan.models import ModelPass, PlannedModel
 from features.memory_plan.planned_run import PlannedRun
 from features.memory_plan.terms import MemoryTerms, PartMemory, Phase
+from training.config import OptimConfig
+from workers.model.optimizer import build_optimizer
 
-# AdamW has two moments of a parameter, in float32.
-MOMENT_BYTES = 8
-# A checkpoint has a parameter in float32, and its moments.
-CHECKPOINT_BYTES = 12
+logger = logging.getLogger(__name__)
+
+# A checkpoint has a parameter in float32, beside its optimiser's state.
+SAVED_BYTES = 4
 # Weights for an engine, and numbers under autocast, have mostly 16 bits.
 CAST_BYTES = 2
 
@@ -43,7 +47,7 @@ class ModelPlan:
         self.num_outer = sum(p.numel() for p in self.parameters if run.vocab_size in p.shape)
         self.num_per_block = (self.num_parameters - self.num_outer) // run.num_layers
         self.weight_bytes = sum(p.nbytes for p in self.parameters) // run.num_ranks
-        self.moment_bytes = MOMENT_BYTES * self.num_trained // run.num_ranks
+        self.moment_bytes = state_bytes(model, mode) // run.num_ranks
 
     def plan(self) -> PartMemory:
         """Plans what the model takes at rest, and in the phases that it is used in."""
@@ -92,7 +96,7 @@ class ModelPlan:
         """Plans saving: the copy that is written lies in CPU memory, of what trains."""
         if self.run.on_cuda:
             return self.at_rest()
-        copies = CHECKPOINT_BYTES * self.moment_bytes // MOMENT_BYTES
+        copies = SAVED_BYTES * self.num_trained // self.run.num_ranks + self.moment_bytes
         return self.at_rest() + MemoryTerms(copies=copies)
 
     def during_pass(self, model_pass: ModelPass) -> MemoryTerms:
@@ -144,3 +148,38 @@ class ModelPlan:
     def _compute_dtype(self) -> torch.dtype:
         """Returns the type that the model computes in."""
         return self.model.loop.settings.dtype
+
+
+def state_bytes(model: PlannedModel, mode: FakeTensorMode) -> int:
+    """Counts the bytes of an optimiser's state, of the whole model, by a step without numbers.
+
+    One whose step reads its numbers is planned as AdamW, which has two moments of each parameter.
+    """
+    if model.optim is None:
+        return 0
+    try:
+        return _bytes_after_step(model.loop.trained, model.optim, mode)
+    except DataDependentOutputException:
+        logger.warning(
+            "a step of %s reads numbers, which a plan has not: planned as AdamW",
+            model.optim.optimizer,
+        )
+        return _bytes_after_step(model.loop.trained, OptimConfig(), mode)
+
+
+def _bytes_after_step(module: nn.Module, optim: OptimConfig, mode: FakeTensorMode) -> int:
+    """Makes an optimiser and steps once; returns the bytes of its state, but for single numbers."""
+    with mode:
+        optimizer = build_optimizer(module, optim)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        try:
+            optimizer.step()
+        finally:
+            optimizer.zero_grad(set_to_none=True)
+    total = 0
+    for state in optimizer.state.values():
+        tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+        total += sum(tensor.nbytes for tensor in tensors if tensor.dim() > 0)
+    return total

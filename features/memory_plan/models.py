@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from features.memory_plan.planned_run import PlannedRun
 from features.memory_plan.terms import Phase
-from training.config import FSDPConfig, MicroBatching
+from training.config import FSDPConfig, MicroBatching, OptimConfig
 from workers.critic_worker import CriticWorker
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
@@ -50,11 +50,13 @@ class PlannedModel:
         loop: its forward and its loss.
         fsdp: how it is sharded and offloaded.
         passes: over it, in the order of a step; none: only its weights are planned.
+        optim: what trains it.
     """
 
     loop: UpdateLoop
     fsdp: FSDPConfig
     passes: tuple[ModelPass, ...] = ()
+    optim: OptimConfig | None = None
 
 
 @contextmanager
@@ -103,7 +105,7 @@ def build_policy(run: PlannedRun) -> PlannedModel:
     )
     fsdp = policy.actor.fsdp_config
     loop = load_policy(run, fsdp, run.spec, trainable=True)
-    return PlannedModel(loop=loop, fsdp=fsdp, passes=(log_probs, update))
+    return PlannedModel(loop=loop, fsdp=fsdp, passes=(log_probs, update), optim=policy.actor.optim)
 
 
 def build_reference(run: PlannedRun, spec: ModelSpec) -> PlannedModel:
@@ -138,7 +140,9 @@ def build_critic(run: PlannedRun) -> PlannedModel:
         num_mini_batches=run.batch_plan.critic.mini_batches,
     )
     fsdp = worker.section.fsdp_config
-    return PlannedModel(loop=worker.critic, fsdp=fsdp, passes=(values, update))
+    return PlannedModel(
+        loop=worker.critic, fsdp=fsdp, passes=(values, update), optim=worker.section.optim
+    )
 
 
 def build_reward_model(run: PlannedRun) -> PlannedModel:

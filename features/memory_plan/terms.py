@@ -28,7 +28,7 @@ class MemoryTerms:
     Args:
         weights: of models, as they are kept: of several ranks each has its shards.
         gradients: float32, of the parameters that train.
-        optimiser: AdamW's two moments, float32.
+        optimiser: its state, as AdamW's two moments.
         activations: what a pass makes, but for logits.
         logits: of these, what is as wide as the vocabulary.
         kv_cache: the rollout engine's.

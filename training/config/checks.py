@@ -63,6 +63,7 @@ def check_config(
     problems += rewards.check_reward(config, own_data)
     problems += user_code.check_classes(config)
     problems += user_code.check_observers(config)
+    problems += user_code.check_optimizers(config)
     problems += files.check_data(config)
     problems += files.check_run_folders(config)
     problems += agents.check_agents(config, own_data)

@@ -11,6 +11,7 @@ from typing import Any
 from data.loading import is_users_file, load_extern_object, load_object
 from data.names import did_you_mean
 from training.config.resources.files import missing_file
+from training.config.schema.optim import OptimConfig
 from training.config.schema.ppo import PPOConfig
 
 
@@ -131,6 +132,26 @@ def check_observers(config: PPOConfig) -> Iterator[str]:
         yield from failures
         if not failures and not isinstance(load_object(source, key), type):
             yield f"{key}={source} is no class: write `class {name}(Observer)`"
+
+
+def check_optimizers(config: PPOConfig) -> Iterator[str]:
+    """Requires of each optimiser, other than plain AdamW, that it can be made and steps."""
+    for key in ("actor_rollout_ref.actor.optim", "critic.optim"):
+        optim = attrgetter(key)(config)
+        plain = OptimConfig()
+        of_class = attrgetter("optimizer", "optimizer_impl")
+        if of_class(optim) == of_class(plain) and not optim.override_optimizer_config:
+            continue
+        # It imports torch.
+        from workers.model.optimizer import try_optimizer
+
+        def attempt(source: str, optim: OptimConfig = optim) -> None:
+            try_optimizer(optim)
+
+        setting = f"{key}.optimizer={optim.optimizer}"
+        for failure in loading_failure(setting, attempt, optim.optimizer):
+            # A sentence about a setting names it in short.
+            yield failure.replace(f"{setting}: optim.", f"{key}.")
 
 
 def unknown_arguments(

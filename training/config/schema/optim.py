@@ -1,6 +1,6 @@
 """Holds the settings of an optimiser: `actor_rollout_ref.actor.optim`, `critic.optim`."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from training.config.section import (
     Betas,
@@ -13,8 +13,14 @@ from training.config.section import (
 
 
 class OptimConfig(Section):
-    """AdamW and its learning-rate schedule."""
+    """An optimiser and its learning-rate schedule."""
 
+    #: class of optimizer_impl: AdamW, Muon (matrices; AdamW for the rest), Adafactor, SGD ...; or
+    #: FILE.py:CLASS
+    optimizer: str = "AdamW"
+    optimizer_impl: str = "torch.optim"  #: module that has the class, as bitsandbytes.optim
+    #: further arguments of the class, by name
+    override_optimizer_config: dict[str, Any] | None = None
     lr: PositiveFloat = 1e-6  #: learning rate after warm-up
     weight_decay: NonNegativeFloat = 0.01  #: decoupled weight decay
     betas: Betas = (0.9, 0.999)  #: decay of the first and second moment
