@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -23,14 +24,18 @@ from training.batch.schedules import (
 from training.config import OptimConfig
 from workers.model.muon import MuonAndAdamW, matrices_and_others
 
+# Those whose fused form takes parameters that several ranks share, too.
+FUSED = (torch.optim.Adam, torch.optim.AdamW)
+
 
 def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
     """Makes the optimiser of what trains in a module.
 
-    One that takes `fused` is made in that form: one pass over memory on CPU and CUDA alike.
+    Adam and AdamW are fused: one pass over memory on CPU and CUDA alike.
 
     Raises:
-        ValueError: there is no such class, or it does not take what the settings give it.
+        ValueError: there is no such class, or it does not take what the settings give it, or
+            parameters that several ranks share.
     """
     made_by = optimizer_class(optim)
     if made_by is torch.optim.Muon:
@@ -44,6 +49,11 @@ def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
             muon=optim.override_optimizer_config or {},
         )
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if made_by is torch.optim.Adafactor and any(isinstance(p, DTensor) for p in parameters):
+        raise ValueError(
+            "optim.optimizer=Adafactor: torch's takes no parameters that several ranks share; "
+            "train on one rank, or take AdamW or Muon"
+        )
     return made_by(parameters, **optimizer_arguments(made_by, optim))
 
 
@@ -95,7 +105,7 @@ def optimizer_arguments(made_by: type[Optimizer], optim: OptimConfig) -> dict[st
             raise ValueError(
                 f"optim.{name}={value}: {optim.optimizer} takes no {name}; leave it at its default"
             )
-    if "fused" in takes:
+    if made_by in FUSED:
         arguments["fused"] = True
     for name, value in (optim.override_optimizer_config or {}).items():
         if name not in takes and not takes_all:
