@@ -55,6 +55,8 @@ ROOMS = (
 UPWARD = {
     # A config's checks ask the registries of engines and of kinds of episodes, where they run.
     ("training.config", "workers.rollout"),
+    # They make an optimiser and step once.
+    ("training.config", "workers.model"),
     # A dataset that is built by hand takes a mapping, whose defaults stand there.
     ("data", "training.config"),
 }

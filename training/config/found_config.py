@@ -50,6 +50,8 @@ CODE_FILES = {
 }
 # Names of what is registered here.
 NAMES = (
+    "actor_rollout_ref.actor.optim.optimizer",
+    "critic.optim.optimizer",
     "actor_rollout_ref.actor.policy_loss.loss_mode",
     "actor_rollout_ref.rollout.name",
     "reward_model.reward_manager",

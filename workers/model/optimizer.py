@@ -45,7 +45,7 @@ def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
             others,
             lr=optim.lr,
             weight_decay=optim.weight_decay,
-            betas=tuple(optim.betas),
+            betas=(optim.betas[0], optim.betas[1]),
             muon=optim.override_optimizer_config or {},
         )
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -240,7 +240,6 @@ def test_verls_defaults_are_within_the_bounds_here(runnable: list[str]) -> None:
     "override",
     [
         *(
-            f"{ACTOR}.optim.optimizer=Muon",
             f"{ACTOR}.optim.clip_grad=0.5",
             f"{ACTOR}.fsdp_config.dtype=float16",
         ),
