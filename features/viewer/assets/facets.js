@@ -13,7 +13,7 @@
       viewer.histogram("Reward", viewer.table.reward, all, others("reward"),
         rangeOf(values.reward), (range) => change({ reward: range })),
       viewer.bySteps("Reward", viewer.table.reward, others("step"),
-        values.step === undefined ? null : Number(values.step), (step) => change({ step })),
+        values.step || null, (step) => change({ step })),
       textBars("Ending", "ending", "ending", all, others, values, change),
       marks(tests, found, all, others, values, change),
       viewer.histogram("Tokens", viewer.table.tokens, all, others("tokens"),

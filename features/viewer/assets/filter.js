@@ -10,7 +10,7 @@
   viewer.filters = {
     run: ["run", (i, wanted) => table().run[i] === wanted, Number],
     kind: ["kind", (i, wanted) => (table().val[i] ? "val" : "train") === wanted],
-    step: ["step", (i, wanted) => table().step[i] === wanted, Number],
+    step: ["step", range("step"), parseRange],
     group: ["group", text("uid")],
     source: ["environment", text("source")],
     task: ["task", text("task")],

@@ -186,7 +186,8 @@
   function draw(listed, parts) {
     const { rows } = listed;
     parts.body.style.height = `${Math.max(1, rows.length) * ROW_HEIGHT}px`;
-    const height = parts.scroll.clientHeight || 600;
+    // However tall a style makes the list, a window shows no more than its own height.
+    const height = Math.min(parts.scroll.clientHeight || 600, window.innerHeight);
     const first = Math.max(0, Math.floor(parts.scroll.scrollTop / ROW_HEIGHT) - MARGIN_ROWS);
     const last = Math.min(rows.length, first + Math.ceil(height / ROW_HEIGHT) + 2 * MARGIN_ROWS);
     const focused = document.activeElement?.closest?.(".list-row")?.dataset.place;

@@ -168,6 +168,59 @@ def test_the_list_is_sorted_by_every_key(made_run: Path, browser: Browser, key: 
         assert ids_in_list(browser) == expected
 
 
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of many steps, of 480 episodes."""
+    folder = tmp_path_factory.mktemp("long")
+    make_run(folder, Made(steps=120, groups=1, members=4, tokens=12))
+    make_viewer(folder)
+    return folder
+
+
+@pytest.mark.parametrize("width", [1400, 901, 900, 880, 800, 640, 390, 320])
+def test_the_list_holds_the_rows_in_sight_alone_at_every_width(
+    long_run: Path, browser: Browser, width: int
+) -> None:
+    browser.resize(width, 844)
+    open_viewer(browser, page(long_run))
+    rows = "return document.querySelectorAll('.list-row').length"
+    assert 10 < browser.run(rows) <= 80
+    browser.run("document.querySelector('.list-scroll').scrollTop = 1e9")
+    browser.wait("document.querySelector('.list-row[data-place=\"479\"]')")
+    assert browser.run(rows) <= 80
+    browser.resize(1400, 900)
+
+
+def test_a_list_that_a_style_makes_as_long_as_the_run_still_holds_few_rows(
+    long_run: Path, browser: Browser
+) -> None:
+    open_viewer(browser, page(long_run))
+    browser.run("document.querySelector('.list').style.cssText = 'height: 16400px; flex: none'")
+    browser.run("dispatchEvent(new Event('resize'))")
+    browser.wait("document.querySelector('.list-scroll').clientHeight > 16000")
+    browser.run("document.querySelector('.list-scroll').dispatchEvent(new Event('scroll'))")
+    assert browser.run("return document.querySelectorAll('.list-row').length") <= 80
+
+
+def test_many_steps_share_the_columns_of_their_distribution(
+    long_run: Path, browser: Browser
+) -> None:
+    open_viewer(browser, page(long_run))
+    by_step = (
+        "[...document.querySelectorAll('.facet')].find((f) => f.textContent.includes('by step'))"
+    )
+    assert browser.run(f"return {by_step}.querySelectorAll('.column').length") == 60
+    browser.run(f"{by_step}.querySelectorAll('.column')[1].click()")
+    browser.wait("document.querySelectorAll('.chip').length === 1")
+    assert browser.texts(".chip")[0].startswith("step 3 to 4")
+    assert browser.run(
+        "return [...new Set(viewer.listed.rows.map((i) => viewer.table.step[i]))]"
+    ) == [
+        3,
+        4,
+    ]
+
+
 def test_a_click_into_a_distribution_filters_and_again_takes_it_back(
     made_run: Path, browser: Browser
 ) -> None:
