@@ -30,8 +30,10 @@ from features.viewer.list_columns import (
     beginning,
     fate_bits,
     flags,
+    last_answer,
     list_numbers,
     task_key,
+    task_label,
     tool_names,
 )
 from features.viewer.progress import showing
@@ -304,6 +306,8 @@ class ViewerBuilder:
             # `environment` is a number where there is one.
             "source": episode.text("data_source") or episode.text("environment"),
             "task": task_key(episode),
+            "task_name": task_label(episode),
+            "answer": last_answer(episode),
             "beginning": beginning(episode),
             "tools": "\n".join(tool_names(episode)),
         }

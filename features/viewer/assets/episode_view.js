@@ -80,6 +80,7 @@
       ["reward", viewer.short(table.reward[i])], ["ending", viewer.textOf("ending", i) || "–"],
       ["turns", table.turns[i]], ["tokens", table.tokens[i]],
     ];
+    if (!Number.isNaN(table.seconds[i])) facts.push(["seconds", told(table.seconds[i], i)]);
     if (table.attempts[i] > 1) facts.push(["played", `${table.attempts[i]} times`]);
     if (table.rows[i] > 1) facts.push(["rows", table.rows[i]]);
     if (table.no_spread[i]) facts.push(["group", "without spread"]);
@@ -104,6 +105,15 @@
         element("div", { class: "fact" }, element("dt", {}, name),
           element("dd", {}, viewer.plainText(value))))),
       episode.faults.map((fault) => element("p", { class: "note" }, viewer.plainText(fault))));
+  }
+
+  // "12 (engine 8, environment 3)".
+  function told(seconds, i) {
+    const parts = [["engine", "engine_seconds"], ["environment", "env_seconds"]]
+      .map(([what, name]) => [what, viewer.table[name][i]])
+      .filter(([, value]) => value > 0)
+      .map(([what, value]) => `${what} ${viewer.short(value, 2)}`);
+    return viewer.short(seconds, 2) + (parts.length ? ` (${parts.join(", ")})` : "");
   }
 
   // Whether there are other episodes of its group, and of its task: else a page of them is empty.
@@ -233,6 +243,9 @@
     const shownFacts = [];
     if (facts.reward) shownFacts.push(`reward ${viewer.short(facts.reward)}`);
     if (facts.finish_reason === "length") shownFacts.push("cut: too long");
+    const took = [["engine", facts.engine_seconds], ["environment", facts.env_seconds]]
+      .filter(([, seconds]) => typeof seconds === "number" && seconds > 0);
+    for (const [what, seconds] of took) shownFacts.push(`${what} ${viewer.short(seconds, 2)} s`);
     if (facts.done === true) shownFacts.push("the last");
     if (facts.finish_reason in UNTAKEN) shownFacts.push(UNTAKEN[facts.finish_reason]);
     return shownFacts.map((text) => element("span", { class: "tag" }, text));

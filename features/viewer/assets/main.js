@@ -63,6 +63,7 @@
     });
     viewer.replace(document.getElementById("top"),
       element("a", { class: "home", href: "#list" }, "Episodes"),
+      element("a", { class: "to-tasks", href: "#tasks" }, "Tasks"),
       element("span", { class: "runs", title: runNames(manifest) }, runPicker(manifest)),
       input,
       faults(manifest),

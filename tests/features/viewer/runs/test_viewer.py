@@ -169,6 +169,112 @@ def test_the_list_is_sorted_by_every_key(made_run: Path, browser: Browser, key: 
 
 
 @pytest.fixture(scope="module")
+def tasks_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps of four tasks: never, always and later solved, and one that is slow and named."""
+    folder = tmp_path_factory.mktemp("tasks")
+    changes = {}
+    for step in range(1, 5):
+        for group in range(4):
+            for member in range(2):
+                reward = float((group == 1) or (group == 2 and step > 2) or (group == 3 and member))
+                changes[f"episode-{step}-{group}-{member}"] = {
+                    "reward": reward,
+                    "seconds": 60.0 + step if group == 3 else 1.0,
+                    "task_name": "the long way" if group == 3 else "",
+                    "env_seed": 1000 * step if group == 3 else 100 + group,
+                }
+    made = Made(steps=4, groups=4, members=2, initial="Find it in room {1}.", changes=changes)
+    make_run(folder, made)
+    make_viewer(folder)
+    return folder
+
+
+def tasks_shown(browser: Browser) -> list[list[str]]:
+    script = """return [...document.querySelectorAll('.task-table tbody tr')].map((row) =>
+        [...row.children].map((cell) => cell.textContent))"""
+    return browser.run(script)
+
+
+def test_tasks_are_listed_with_how_often_each_was_solved(tasks_run: Path, browser: Browser) -> None:
+    open_viewer(browser, page(tasks_run, "#tasks"))
+    shown = tasks_shown(browser)
+    assert [row[0].removesuffix(" list") for row in shown] == [
+        "seed 100 Find it in room 0.",
+        "seed 102 Find it in room 2.",
+        "the long way Find it in room 3.",
+        "seed 101 Find it in room 1.",
+    ]
+    assert [row[1] for row in shown] == ["0 %", "50 %", "50 %", "100 %"]
+    assert [row[3] for row in shown] == ["0 %", "+100 %", "0 %", "0 %"]
+    sparks = "[...document.querySelectorAll('.spark')].map((s) => s.getAttribute('aria-label'))"
+    assert browser.run(f"return {sparks}")[1] == "solved 0 % at step 1, 100 % at step 4"
+    for place, (kind, expected) in enumerate((("never", 1), ("sometimes", 2), ("always", 1))):
+        open_viewer(browser, page(tasks_run, "#tasks"))
+        browser.run("document.querySelectorAll('.tasks-bar .chip')[arguments[0]].click()", place)
+        browser.wait(f"location.hash.includes('solved={kind}')")
+        browser.wait(f"document.querySelectorAll('.task-table tbody tr').length === {expected}")
+
+
+def test_the_slowest_task_leads_to_its_slowest_episode(tasks_run: Path, browser: Browser) -> None:
+    open_viewer(browser, page(tasks_run, "#tasks?sort=-longest"))
+    assert tasks_shown(browser)[0][0].startswith("the long way")
+    browser.run("document.querySelector('.task-table tbody td:last-child a').click()")
+    browser.wait("location.hash.includes('episode-4-3-0')")
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("solved=never", 8),
+        ("solved=always", 8),
+        ("solved=sometimes", 16),
+        ("name=the+long+way", 8),
+        ("seconds=60..", 8),
+        ("solved=always&pass=2", 0),
+        ("solved=nonsense", 0),
+    ],
+)
+def test_the_list_is_filtered_by_what_became_of_tasks(
+    tasks_run: Path, browser: Browser, query: str, count: int
+) -> None:
+    open_viewer(browser, page(tasks_run, f"#list?{query}"))
+    assert len(ids_in_list(browser)) == count
+
+
+def test_many_tasks_are_drawn_as_one_asks_for_them(long_run: Path, browser: Browser) -> None:
+    open_viewer(browser, page(long_run, "#tasks"))
+    assert len(tasks_shown(browser)) == 60
+    browser.run("document.querySelector('.scroll + button').click()")
+    assert 100 < len(tasks_shown(browser)) <= 120
+    assert not browser.run("return document.querySelector('.scroll + button').checkVisibility()")
+
+
+def test_the_list_shows_the_columns_that_are_chosen(tasks_run: Path, browser: Browser) -> None:
+    open_viewer(browser, page(tasks_run, "#list?columns=answer,seconds,ending,tokens,nonsense"))
+    heads = "return [...document.querySelectorAll('.list-head .cell')].map((c) => c.textContent)"
+    assert browser.run(heads) == ["Answer", "Seconds", "Ending", "Tokens"]
+    browser.wait("viewer.answers")
+    line = json.loads((tasks_run / "episodes/1.jsonl").read_text().splitlines()[0])
+    answer = line["turns"][-1]["text"]
+    assert answer[-100:] in browser.texts(".list-row .c-answer")[0]
+    browser.run(
+        "const box = [...document.querySelectorAll('.columns-pick label')]"
+        ".find((l) => l.textContent.trim() === 'Ending').querySelector('input'); box.click()"
+    )
+    browser.wait("!document.querySelector('.list-head .c-ending')")
+    assert browser.run(heads) == ["Answer", "Seconds", "Tokens"]
+    browser.run("document.querySelector('.columns-pick button').click()")
+    browser.wait("document.querySelector('.list-head .c-text')")
+
+
+def test_a_turn_says_what_engine_and_environment_took(tasks_run: Path, browser: Browser) -> None:
+    open_viewer(browser, page(tasks_run, "#episode/0/train/1/episode-1-0-0"))
+    tags = browser.texts(".bubble.policy h3 .tag")
+    assert tags[:2] == ["engine 0.25 s", "environment 0.01 s"]
+    assert "seconds1 (engine 0.75, environment 0.2)" in browser.texts("dl.chips .fact")
+
+
+@pytest.fixture(scope="module")
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of many steps, of 480 episodes."""
     folder = tmp_path_factory.mktemp("long")
