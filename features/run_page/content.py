@@ -30,6 +30,7 @@ from features.run_page.groups import Group, group_runs, names_of, table_of_group
 from features.run_page.looks import looks_of
 from features.run_page.run_folder import RUNNING, VIEWER, RunFolder
 from features.run_page.settings import Change, as_text, differences_from_defaults
+from features.run_page.tiles import tiles_of
 from training.run.files import from_here
 from training.run.metric_names import Metric, find_metric
 
@@ -142,6 +143,11 @@ def _facts_of(run: RunFolder, page: Path) -> dict[str, Any]:
         "seconds": max(times) - began if began is not None else None,
         "command": str(last.get("command") or ""),
         "versions": _texts(last.get("versions")),
+        "tiles": tiles_of(
+            run.metrics,
+            total if type(total) is int else None,
+            goes_on=status.word == RUNNING,
+        ),
         "summary": _summary(run),
         "alarms": rows[-MOST_ROWS:],
         "alarmsLeftOut": max(0, len(rows) - MOST_ROWS),
@@ -170,13 +176,15 @@ def _summary(run: RunFolder) -> list[dict[str, Any]]:
         if metric is not None and metric.tile:
             labels[name] = metric.tile
     rows = []
+    constants = []
     for name, label in labels.items():
         _, values = run.metrics.column(name)
         values = values[values == values]
         if not len(values):
             continue
         window = max(1, min(WINDOW, len(values) // 2))
-        rows.append(
+        is_constant = len(values) > 1 and bool((values == values[0]).all())
+        (constants if is_constant else rows).append(
             {
                 "label": label,
                 "metric": name,
@@ -185,7 +193,8 @@ def _summary(run: RunFolder) -> list[dict[str, Any]]:
                 "steps": window,
             }
         )
-    return rows
+    # What never changed is told last.
+    return rows + constants
 
 
 def _finite(value: float) -> float | None:
