@@ -218,7 +218,7 @@
     const said = found ? element("div", { class: "said" },
       viewer.tokenSpans(shown, found.row, found.places)) : viewer.block(turn.text);
     if (!found && !turn.text) said.append(element("span", { class: "hint" }, "(empty)"));
-    const label = element("span", {}, `policy, turn ${number}`, turnFacts(turn.facts));
+    const label = element("span", {}, `policy, turn ${number + 1}`, turnFacts(turn.facts));
     const answers = turn.asked ? [] : turn.observation;
     return [
       turn.asked ? asked(turn, number) : null,
@@ -232,7 +232,7 @@
   function asked(turn, number) {
     const isNext = turn.behind === number - 1;
     const begins = typeof turn.behind !== "number";
-    const place = begins ? "a conversation begins" : `goes on behind turn ${turn.behind}`;
+    const place = begins ? "a conversation begins" : `goes on behind turn ${turn.behind + 1}`;
     return [
       isNext || (begins && number === 0) ? null : element("p", { class: "hint branch" }, place),
       turn.asked.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
@@ -289,7 +289,7 @@
 
   function failedAttempt(attempt, number) {
     const turns = attempt.turns.map((turn, k) => [
-      bubble(`policy, turn ${k}`, viewer.block(turn.text), "policy"),
+      bubble(`policy, turn ${k + 1}`, viewer.block(turn.text), "policy"),
       turn.observation.map(([role, text]) => bubble(role, viewer.block(text), "env")),
     ]);
     return element("details", { class: "attempt" },

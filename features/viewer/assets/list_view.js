@@ -69,7 +69,10 @@
     viewer.replace(main, element("div", { class: "list-page" }, fold,
       element("div", { class: "list-main" }, bar, grid)));
     const parts = { status, chips, head, body, scroll, side, grid };
-    scroll.addEventListener("scroll", () => draw(listed, parts), { passive: true });
+    scroll.addEventListener("scroll", () => {
+      draw(listed, parts);
+      lookLater(listed, parts);
+    }, { passive: true });
     new ResizeObserver(() => draw(listed, parts)).observe(scroll);
     return parts;
   }
@@ -107,7 +110,7 @@
     const { found, rows } = listed;
     const all = thousands(viewer.table.size);
     let text = `${thousands(rows.length)} of ${all} episodes`;
-    if (found) {
+    if (found && !found.isExact) {
       const open = rows.filter((i) => !found.looked[i]).length;
       if (open) text = `at most ${text}, ${thousands(open)} still to be looked into`;
     }
@@ -252,6 +255,13 @@
     return marks;
   }
 
+  // Where the index knows which rows hold the text, it is looked for in those in sight alone.
+  function lookLater(listed, parts) {
+    if (!listed.found?.isExact) return;
+    clearTimeout(listed.looking);
+    listed.looking = setTimeout(() => verifyAll(listed, parts), REDRAW_MS);
+  }
+
   // Looks into the texts: of the rows in sight first, then of all that the index found, in the
   // list's order, so that the top of the list is right first.
   async function verifyAll(listed, parts) {
@@ -268,6 +278,11 @@
       listed.isSettled = listed.isSettled || listed.inSight.every((i) => found.looked[i]);
     };
     await viewer.verify(found, listed.inSight, progress, isCurrent);
+    if (found.isExact) {
+      listed.isSettled = true;
+      if (isCurrent()) draw(listed, parts);
+      return;
+    }
     await viewer.verify(found, listed.rows, progress, isCurrent);
     if (isCurrent()) refresh(listed, parts);
     listed.isSettled = true;

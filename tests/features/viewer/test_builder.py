@@ -134,6 +134,7 @@ def test_gaes_turns_have_values_and_deltas(tmp_path: Path) -> None:
         assert told["value"] == pytest.approx(columns["values"][sampled][of_turn][0])
         assert told["delta"] == pytest.approx(deltas[of_turn].sum(), abs=1e-4)
         assert told["tokens"] == of_turn.sum()
+        assert told["turn"] == turn + 1
 
 
 def test_turn_returns_baseline_is_the_others_mean(tmp_path: Path) -> None:

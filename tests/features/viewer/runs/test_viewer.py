@@ -67,12 +67,12 @@ def test_a_programs_branches_are_a_tree_and_its_errors_are_shown(
     browser.open(page(tmp_path / "run", address))
     browser.wait("document.querySelector('.tree li li .node')")
     text = browser.run("return document.querySelector('.tree li li .node').textContent")
-    assert text.startswith("row 1: turn 2, ") and "tokens of row 0" in text
+    assert text.startswith("row 1: turn 3, ") and "tokens of row 0" in text
     assert "template" not in text and "another history" in text
     text = browser.run("return document.querySelector('.program').textContent")
     assert "exit code: 0" in text and "told to nobody" in text and "forks 1" in text
     talk = browser.run("return document.querySelector('.talk').textContent")
-    assert talk.index("higher") < talk.index("goes on behind turn 0") < talk.index("lower")
+    assert talk.index("higher") < talk.index("goes on behind turn 1") < talk.index("lower")
 
 
 def test_a_tokens_card_shows_the_batch_that_was_trained_on(
@@ -270,6 +270,9 @@ def test_the_list_shows_the_columns_that_are_chosen(tasks_run: Path, browser: Br
 def test_a_turn_says_what_engine_and_environment_took(tasks_run: Path, browser: Browser) -> None:
     open_viewer(browser, page(tasks_run, "#episode/0/train/1/episode-1-0-0"))
     tags = browser.texts(".bubble.policy h3 .tag")
+    assert browser.texts(".bubble.policy h3")[0].startswith("policy, turn 1")
+    assert browser.texts(".turn-table tbody td")[0] == "1"
+    assert browser.texts(".again option")[0] == "from turn 1 on"
     assert tags[:2] == ["engine 0.25 s", "environment 0.01 s"]
     assert "seconds1 (engine 0.75, environment 0.2)" in browser.texts("dl.chips .fact")
 
@@ -356,8 +359,8 @@ def test_a_search_finds_all_that_holds_the_text(
     open_viewer(browser, page(made_run))
     browser.run("location.hash = viewer.listAddress({ text: arguments[0] })", text)
     browser.wait(
-        "viewer.listed.found?.text === arguments[0] && viewer.listed.rows"
-        ".every((i) => viewer.listed.found.looked[i])",
+        "viewer.listed.found?.text === arguments[0] && (viewer.listed.found.isExact"
+        " || viewer.listed.rows.every((i) => viewer.listed.found.looked[i]))",
         text,
     )
     words = text.lower()
@@ -378,6 +381,54 @@ def test_a_search_finds_all_that_holds_the_text(
         )
     ]
     assert expected and ids_in_list(browser) == expected
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6])
+def test_counts_of_short_texts_are_exact_without_a_look_into_texts(
+    long_run: Path, browser: Browser, length: int
+) -> None:
+    episodes = [
+        json.loads(line)
+        for step in range(1, 121)
+        for line in (long_run / f"episodes/{step}.jsonl").read_text().splitlines()
+    ]
+    text = episodes[7]["turns"][0]["text"][:length].upper()
+    holding = [
+        episode["episode_id"]
+        for episode in episodes
+        if any(
+            text.lower() in said.lower()
+            for said in [
+                *(message["content"] for message in episode["initial_messages"]),
+                *(turn["text"] for turn in episode["turns"]),
+                *(m["content"] for turn in episode["turns"] for m in turn["observation"]),
+                episode["error"],
+                episode["episode_id"],
+                episode["uid"],
+                *(attempt["error"] for attempt in episode["failed_attempts"]),
+            ]
+        )
+    ]
+    open_viewer(browser, page(long_run))
+    found = browser.run_async(
+        "const [text, done] = arguments; viewer.search(text).then((found) => done("
+        "[found.isExact, viewer.table.ids.filter((_, i) => found.candidates[i])]))",
+        text,
+    )
+    assert found[0] == (length <= 5)
+    assert (found[1] == holding) if length <= 5 else (set(holding) <= set(found[1]))
+
+
+def test_rows_that_come_into_sight_show_where_they_hold_the_text(
+    long_run: Path, browser: Browser
+) -> None:
+    open_viewer(browser, page(long_run, "#list?text=hides"))
+    assert browser.texts(".status")[0] == "480 of 480 episodes"
+    browser.wait("viewer.listed.isSettled")
+    browser.run("document.querySelector('.list-scroll').scrollTop = 12000")
+    browser.wait("[...document.querySelectorAll('.list-row mark')].length > 10")
+    looked = browser.run("return viewer.listed.found.looked.reduce((sum, one) => sum + one, 0)")
+    assert looked < 480
 
 
 def test_a_group_stands_side_by_side_from_the_first_difference_on(
@@ -430,12 +481,12 @@ def test_keys_go_along_the_list_the_episodes_and_the_tokens(
 def test_the_command_plays_the_chosen_turn_again(made_run: Path, browser: Browser) -> None:
     open_viewer(browser, page(made_run, "#episode/0/train/1/episode-1-0-1"))
     browser.run(
-        "const s = document.querySelector('.again select'); s.value = '1';"
+        "const s = document.querySelector('.again select'); s.value = '2';"
         "s.dispatchEvent(new Event('change'))"
     )
     assert browser.texts(".again code") == [
         f"python scripts/replay.py {made_run} {made_run}/episodes/1.jsonl "
-        "--episode episode-1-0-1 --until-turn 1"
+        "--episode episode-1-0-1 --until-turn 2"
     ]
 
 
