@@ -28,7 +28,7 @@ from features.run_page.curves import CurveWriter, points_for
 from features.run_page.events import OF_PROCESSES
 from features.run_page.groups import Group, group_runs, names_of, table_of_groups
 from features.run_page.looks import looks_of
-from features.run_page.run_folder import RUNNING, VIEWER, RunFolder
+from features.run_page.run_folder import RUNNING, RunFolder
 from features.run_page.settings import Change, as_text, differences_from_defaults
 from features.run_page.tiles import tiles_of
 from training.run.files import from_here
@@ -257,7 +257,7 @@ def _step_times(run: RunFolder) -> dict[str, Any]:
 def _viewer_of(run: RunFolder, page: Path) -> dict[str, Any]:
     """Says where the viewer of a run's episodes lies, whether it does, and what makes it."""
     return {
-        "href": _link(run.path / VIEWER, page),
+        "href": _link(run.viewer_page, page),
         "isThere": run.has_viewer,
         "hasEpisodes": run.has_episodes,
         "command": _viewer_command(run),

@@ -130,8 +130,20 @@ class ViewerReport:
             self.further_faults += 1
 
 
-def build_viewer(runs: Sequence[RecordedRun], out: Path) -> ViewerReport:
+def build_viewer(
+    runs: Sequence[RecordedRun],
+    out: Path,
+    *,
+    goes_on: bool = False,
+    with_episodes: bool = True,
+    shows_progress: bool = True,
+) -> ViewerReport:
     """Writes the viewer of the runs as the folder `out`, in place of an older one.
+
+    Args:
+        goes_on: the run goes on, and the viewer is made again: it says so.
+        with_episodes: False: it has none, as that of a run that begins.
+        shows_progress: how far it is goes to standard error.
 
     Raises:
         ValueError: `out` is a folder that is no viewer, or has other files in it.
@@ -146,11 +158,9 @@ def build_viewer(runs: Sequence[RecordedRun], out: Path) -> ViewerReport:
     temporary.mkdir(parents=True)
     try:
         builder = ViewerBuilder(temporary)
-        files = [file for run in runs for file in list_files(run.episodes)]
-        with showing(count_episodes(files), len(files)) as advance:
-            for run in runs:
-                builder.add_run(run, advance)
-        builder.finish(runs)
+        if with_episodes:
+            _add_runs(builder, runs, shows_progress=shows_progress)
+        builder.finish(runs, goes_on=goes_on)
         for asset in [ELEMENTS, *sorted(ASSETS.iterdir())]:
             if asset.is_file():
                 shutil.copyfile(asset, temporary / asset.name)
@@ -162,6 +172,20 @@ def build_viewer(runs: Sequence[RecordedRun], out: Path) -> ViewerReport:
         shutil.rmtree(temporary, ignore_errors=True)
     builder.report.seconds = time.monotonic() - started
     return builder.report
+
+
+def _add_runs(
+    builder: "ViewerBuilder", runs: Sequence[RecordedRun], *, shows_progress: bool
+) -> None:
+    """Adds all episodes of the runs."""
+    if not shows_progress:
+        for run in runs:
+            builder.add_run(run, lambda: None)
+        return
+    files = [file for run in runs for file in list_files(run.episodes)]
+    with showing(count_episodes(files), len(files)) as advance:
+        for run in runs:
+            builder.add_run(run, advance)
 
 
 def count_episodes(files: Sequence[RecordFile]) -> int:
@@ -326,7 +350,7 @@ class ViewerBuilder:
         if self._pages.is_overfull:
             self._pages.write()
 
-    def finish(self, runs: Sequence[RecordedRun]) -> None:
+    def finish(self, runs: Sequence[RecordedRun], *, goes_on: bool) -> None:
         """Writes what waits, the index and the manifest."""
         self._pages.write()
         self._texts.write()
@@ -342,6 +366,7 @@ class ViewerBuilder:
                 }
                 for run in runs
             ],
+            "goes_on": goes_on,
             "steps": self._steps,
             "episodes": self._list.episodes,
             "chunks": self._list.chunks,

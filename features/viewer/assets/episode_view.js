@@ -26,6 +26,8 @@
   function missing(main) {
     viewer.replace(main, element("section", { class: "fault" },
       element("h2", {}, "This episode is not in the viewer."),
+      viewer.table.manifest.goes_on ? element("p", {}, "The run goes on, and this viewer is made "
+        + "again meanwhile: later steps come. Load the page again.") : null,
       element("p", {}, "Its record was thinned out, or could not be read; the notes at the top "
         + "of the page say which lines were damaged. "),
       element("a", { href: "#list" }, "All episodes")));

@@ -186,6 +186,9 @@
   }
 
   function whyNothing(listed) {
+    if (!viewer.table.size && viewer.table.manifest.goes_on) {
+      return "The run has just begun. Its episodes come here as it goes on: load the page again.";
+    }
     if (!viewer.table.size) return "No episodes were found.";
     const ofSearch = " A search finds what one message, answer or error holds, not what reaches "
       + "from one into the next.";
