@@ -175,8 +175,8 @@ def _summary(run: RunFolder) -> list[dict[str, Any]]:
         metric = _known_metric(name)
         if metric is not None and metric.tile:
             labels[name] = metric.tile
-    rows = []
-    constants = []
+    rows: list[dict[str, Any]] = []
+    constants: list[dict[str, Any]] = []
     for name, label in labels.items():
         _, values = run.metrics.column(name)
         values = values[values == values]
