@@ -151,6 +151,16 @@ class Browser:
             actions += [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
         self._act({"type": "pointer", "id": "mouse", "actions": actions})
 
+    def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        """Presses the mouse at a place of the window, in pixels, and lets it go at another."""
+        actions: list[dict[str, Any]] = [
+            {"type": "pointerMove", "duration": 0, "x": round(x), "y": round(y)},
+            {"type": "pointerDown", "button": 0},
+            {"type": "pointerMove", "duration": 60, "x": round(to_x), "y": round(to_y)},
+            {"type": "pointerUp", "button": 0},
+        ]
+        self._act({"type": "pointer", "id": "mouse", "actions": actions})
+
     def _act(self, source: dict[str, Any]) -> None:
         self._call("POST", f"{self.session}/actions", {"actions": [source]})
 

@@ -27,7 +27,7 @@ with the config's model on the CPU; `actor_rollout_ref.model.path=FOLDER` takes 
 the `huggingface` folder of a checkpoint.
 
 With --until-turn the episode that --episode names (else the file's first) is not compared: the
-turns before K are answered as recorded, and from turn K on (the first is 0) the config's model, or
+turns before K are answered as recorded, and from turn K on (the first is 1) the config's model, or
 the one of --model, plays. PATH is a Hugging Face folder, or a global_step_N of the run.
 `data.seed=N` samples otherwise.
 """
@@ -179,7 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, metavar="N", help="only the first N episodes")
     parser.add_argument("--episode", metavar="ID", help="only the episode of this episode_id")
     parser.add_argument(
-        "--until-turn", type=int, metavar="K", help="go on from turn K with a model"
+        "--until-turn", type=int, metavar="K", help="go on from turn K with a model; the first is 1"
     )
     parser.add_argument(
         "--model", type=Path, metavar="PATH", help="what goes on: a model folder, or global_step_N"

@@ -103,18 +103,20 @@ def load_model(config: PPOConfig, model: Path | None) -> nn.Module:
 
 
 def play_on(player: Player, lm: nn.Module, episode: Recorded, until_turn: int) -> Recorded:
-    """Plays the episode, from turn `until_turn` on with the model; returns its record.
+    """Plays the episode, from turn `until_turn` on, the first being 1, with the model.
+
+    Returns: its record.
 
     Raises:
         ValueError: the episode has fewer turns before it.
     """
     turns = len(episode["turns"])
-    if not 0 <= until_turn <= turns:
+    if not 1 <= until_turn <= turns + 1:
         raise ValueError(
-            f"--until-turn {until_turn}: episode {episode['episode_id']} has the turns 0 to "
-            f"{turns - 1}; give one of them, or {turns} to go on behind the last"
+            f"--until-turn {until_turn}: episode {episode['episode_id']} has the turns 1 to "
+            f"{turns}; give one of them, or {turns + 1} to go on behind the last"
         )
-    engine = ContinuingEngine(player.config, player.model, lm, episode, until_turn)
+    engine = ContinuingEngine(player.config, player.model, lm, episode, until_turn - 1)
     specs = [player.specs[episode["agent_index"] % len(player.specs)]]
     rollout = AgentRollout(player.config, engine, player.model.tokenizer, specs, None)
     with closing(rollout):
@@ -133,9 +135,9 @@ def tell_conversation(
     is_program = any(turn.get("asked") is not None for turn in played["turns"])
     if not is_program:
         _tell_messages(played["initial_messages"], report)
-    for number, turn in enumerate(played["turns"]):
+    for number, turn in enumerate(played["turns"], start=1):
         is_recorded = number < until_turn
-        recorded = episode["turns"][number] if is_recorded else turn
+        recorded = episode["turns"][number - 1] if is_recorded else turn
         if is_program:
             _tell_request(number, turn, report)
             if turn["asked"] != recorded["asked"]:
@@ -160,9 +162,12 @@ def _tell_messages(messages: Iterable[Mapping[str, Any]], report: Report) -> Non
 
 
 def _tell_request(number: int, turn: Recorded, report: Report) -> None:
-    """Prints what a program's request says that is new, and behind which turn it goes on."""
-    if turn["behind"] is None and number > 0:
+    """Prints what a program's request says that is new, and behind which turn it goes on.
+
+    The record's `behind` counts from 0, `number` and what is said from 1.
+    """
+    if turn["behind"] is None and number > 1:
         report("(a conversation begins)")
-    elif turn["behind"] not in (None, number - 1):
-        report(f"(goes on behind turn {turn['behind']})")
+    elif turn["behind"] not in (None, number - 2):
+        report(f"(goes on behind turn {turn['behind'] + 1})")
     _tell_messages(turn["asked"] or [], report)

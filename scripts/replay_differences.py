@@ -84,7 +84,7 @@ def _lines_of(episode: Recorded, differences: Iterator[str] | Sequence[str]) -> 
 def token_differences(recorded: Recorded, rejoined: Recorded) -> Iterator[str]:
     """Names where texts and rows are not what the tokenizer makes of the episode."""
     turns = zip(recorded["turns"], rejoined["turns"], strict=False)
-    for number, (old, new) in enumerate(turns):
+    for number, (old, new) in enumerate(turns, start=1):
         yield from difference(f"turn {number}, text of its ids", old["text"], new["text"])
     if len(recorded["rows"]) != len(rejoined["rows"]):
         yield f"rows: recorded {len(recorded['rows'])}, replayed {len(rejoined['rows'])}"
@@ -146,7 +146,7 @@ def _answer_differences(recorded: Recorded, played: Recorded) -> Iterator[str]:
         "initial messages", recorded["initial_messages"], played["initial_messages"]
     )
     turns = zip(recorded["turns"], played["turns"], strict=False)
-    for number, (old, new) in enumerate(turns):
+    for number, (old, new) in enumerate(turns, start=1):
         if (old["done"] is None) != (new["done"] is None):
             yield f"turn {number}: {answered(old)} in the record, {answered(new)} in the replay"
             continue

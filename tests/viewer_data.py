@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from features.viewer.command import main
+from features.viewer.list_columns import TEXTS
 
 CALL = re.compile(r'viewerData\("([\w/]+)","([\w+/=]+)"\);\n')
 
@@ -52,7 +53,7 @@ def listed(viewer: Path) -> list[dict[str, Any]]:
         header, arrays = unpack(path)
         for i, episode_id in enumerate(header["ids"]):
             row = {"id": episode_id, **{name: array[i] for name, array in arrays.items()}}
-            for name in ("uid", "ending", "source", "task", "beginning", "tools"):
+            for name in TEXTS:
                 row[name] = header[name][row[name]]
             rows.append(row)
     return rows

@@ -10,6 +10,7 @@ went on from it, which proves that its client has it.
 """
 
 import hashlib
+import time
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -61,11 +62,12 @@ COUNTS = (
 
 @dataclass(eq=False)
 class Flight:
-    """Holds a request whose answer is being sampled."""
+    """Holds a request whose answer is being sampled, since `launched_at` of time.perf_counter."""
 
     asked: Asked
     place: RowPlace
     turn: int
+    launched_at: float
 
 
 @dataclass(eq=False)
@@ -240,7 +242,7 @@ class ProgramEpisode:
             asked.max_tokens or room,
         )
         turn = self._add_turn(asked, place)
-        self.flights[asked.number] = Flight(asked, place, turn)
+        self.flights[asked.number] = Flight(asked, place, turn, time.perf_counter())
         self.turn_of[asked.number] = turn
         self.counts["requests"] += 1
         self.counts[place.kind] += 1
@@ -337,6 +339,7 @@ class ProgramEpisode:
         turn.text = text
         turn.finish_reason = "stop" if stop is not None else completion.finish_reason
         turn.tokens = kept
+        turn.engine_seconds = time.perf_counter() - flight.launched_at
         token_texts: tuple[str, ...] = ()
         if asked.wants_log_probs and not asked.prompt_ids:
             token_texts = tuple(self.tokens.tokenizer.decode([token]) for token in token_ids)

@@ -49,6 +49,7 @@ def episode_record(
         "program": episode.program,
         "attempt": episode.attempt,
         "task": episode.task,
+        "task_name": task_name_of(episode),
         "initial_messages": episode.initial_messages,
         "turns": [turn_record(turn) for turn in episode.turns],
         "rows": of_rows,
@@ -84,6 +85,7 @@ def turn_record(turn: Turn) -> dict[str, Any]:
         "finish_reason": turn.finish_reason,
         "observation": reply.messages,
         "done": None if turn.reply is None else reply.done,
+        "engine_seconds": turn.engine_seconds,
         "env_seconds": reply.seconds,
         "tool_calls": reply.tool_calls,
         "info": reply.info,
@@ -91,6 +93,12 @@ def turn_record(turn: Turn) -> dict[str, Any]:
         "asked": turn.asked,
         "behind": turn.behind,
     }
+
+
+def task_name_of(episode: Episode) -> str:
+    """Returns what the environment called its task last; "" where it gave no name."""
+    names = [turn.reply.task for turn in episode.turns if turn.reply and turn.reply.task]
+    return names[-1] if names else ""
 
 
 def attempt_record(attempt: FailedAttempt) -> dict[str, Any]:

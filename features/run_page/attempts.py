@@ -1,6 +1,7 @@
 """Adds to the record of a run from outside: what its own process could not."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,18 @@ def add_end(run_dir: Path, since: float, **parts: Any) -> None:
         write_pages([run_dir])
     except (OSError, ValueError) as error:
         logger.warning("the page of %s is not written: %s", run_dir, error)
+
+
+def write_page_of(run_dirs: Sequence[Path], page: Path, viewer: Path) -> None:
+    """Writes the page of runs to a file, with links into this viewer.
+
+    Raises:
+        OSError, ValueError: it cannot be written.
+    """
+    runs = [RunFolder.read(run_dir) for run_dir in run_dirs]
+    for run in runs:
+        run.viewer = viewer.absolute()
+    write_html(make_content(runs, page), page)
 
 
 def refresh_page(run_dir: Path) -> None:

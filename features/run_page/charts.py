@@ -148,6 +148,21 @@ PLANS = {
         metrics={"agent/turns/mean": "mean", "agent/turns/max": "most"},
         view="sort=-turns",
     ),
+    "episode_seconds": _Plan(
+        key="episode_seconds",
+        title="Seconds of an episode",
+        unit="seconds",
+        metrics={
+            "agent/env_seconds/mean": "in its environment, mean",
+            "agent/env_seconds/max": "in its environment, most",
+            "agent/episode_seconds/max": "the longest episode",
+        },
+        view="sort=-seconds",
+        line_views={
+            "agent/env_seconds/mean": "sort=-env_seconds",
+            "agent/env_seconds/max": "sort=-env_seconds",
+        },
+    ),
     "failures": _Plan(
         key="failures",
         title="Failed, retried and masked episodes",
@@ -271,6 +286,7 @@ def charts_of(names: Sequence[str], find: Callable[[str], Metric | None]) -> lis
         *[_planned(PLANS[key], known) for key in ("entropy", "kl", "mismatch")],
         *[_planned(PLANS[key], known) for key in ("gradient", "clip", "critic", "rate")],
         _planned(PLANS["throughput"], known),
+        _planned(PLANS["episode_seconds"], known),
         _step_time(names),
         _memory(names, find),
         *_named_by_tables(names, find),

@@ -28,8 +28,9 @@ from features.run_page.curves import CurveWriter, points_for
 from features.run_page.events import OF_PROCESSES
 from features.run_page.groups import Group, group_runs, names_of, table_of_groups
 from features.run_page.looks import looks_of
-from features.run_page.run_folder import RUNNING, VIEWER, RunFolder
+from features.run_page.run_folder import RUNNING, RunFolder
 from features.run_page.settings import Change, as_text, differences_from_defaults
+from features.run_page.tiles import tiles_of
 from training.run.files import from_here
 from training.run.metric_names import Metric, find_metric
 
@@ -142,6 +143,11 @@ def _facts_of(run: RunFolder, page: Path) -> dict[str, Any]:
         "seconds": max(times) - began if began is not None else None,
         "command": str(last.get("command") or ""),
         "versions": _texts(last.get("versions")),
+        "tiles": tiles_of(
+            run.metrics,
+            total if type(total) is int else None,
+            goes_on=status.word == RUNNING,
+        ),
         "summary": _summary(run),
         "alarms": rows[-MOST_ROWS:],
         "alarmsLeftOut": max(0, len(rows) - MOST_ROWS),
@@ -169,14 +175,16 @@ def _summary(run: RunFolder) -> list[dict[str, Any]]:
         metric = _known_metric(name)
         if metric is not None and metric.tile:
             labels[name] = metric.tile
-    rows = []
+    rows: list[dict[str, Any]] = []
+    constants: list[dict[str, Any]] = []
     for name, label in labels.items():
         _, values = run.metrics.column(name)
         values = values[values == values]
         if not len(values):
             continue
         window = max(1, min(WINDOW, len(values) // 2))
-        rows.append(
+        is_constant = len(values) > 1 and bool((values == values[0]).all())
+        (constants if is_constant else rows).append(
             {
                 "label": label,
                 "metric": name,
@@ -185,7 +193,8 @@ def _summary(run: RunFolder) -> list[dict[str, Any]]:
                 "steps": window,
             }
         )
-    return rows
+    # What never changed is told last.
+    return rows + constants
 
 
 def _finite(value: float) -> float | None:
@@ -248,7 +257,7 @@ def _step_times(run: RunFolder) -> dict[str, Any]:
 def _viewer_of(run: RunFolder, page: Path) -> dict[str, Any]:
     """Says where the viewer of a run's episodes lies, whether it does, and what makes it."""
     return {
-        "href": _link(run.path / VIEWER, page),
+        "href": _link(run.viewer_page, page),
         "isThere": run.has_viewer,
         "hasEpisodes": run.has_episodes,
         "command": _viewer_command(run),

@@ -3,6 +3,7 @@
 What other features ask of the page stands here.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ FEATURE = Feature(
         "training.run.events": "features.run_page.events",
         "training.run.report": "features.run_page.report",
     },
+    starter="features.run_page.announcement:say_where",
     observer="features.run_page.observer:open_page",
     observer_order=40,
 )
@@ -33,6 +35,17 @@ def add_end(run_dir: Path, since: float, **parts: Any) -> None:
     from features.run_page.attempts import add_end as add
 
     add(run_dir, since, **parts)
+
+
+def write_page_of(run_dirs: Sequence[Path], page: Path, *, viewer: Path) -> None:
+    """Writes the page of runs to a file, with links into a viewer beside it.
+
+    Raises:
+        OSError, ValueError: it cannot be written.
+    """
+    from features.run_page.attempts import write_page_of as write
+
+    write(run_dirs, page, viewer)
 
 
 def refresh_page(run_dir: Path) -> None:

@@ -23,6 +23,7 @@ SCRIPTS = (
     "parts.js",
     "curves.js",
     "colors.js",
+    "axes.js",
     "chart_data.js",
     "hover.js",
     "chart.js",

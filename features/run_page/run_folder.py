@@ -40,6 +40,7 @@ class RunFolder:
 
     Attributes:
         is_own: the run is this process's, and goes on.
+        viewer: the page of its episodes; None: the one in its folder.
     """
 
     path: Path
@@ -48,6 +49,12 @@ class RunFolder:
     settings: dict[str, Any] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     is_own: bool = False
+    viewer: Path | None = None
+
+    @property
+    def viewer_page(self) -> Path:
+        """Returns the page of the run's episodes, whether it is there or not."""
+        return self.viewer or self.path / VIEWER
 
     @classmethod
     def read(cls, path: Path, *, is_own: bool = False) -> "RunFolder":
@@ -92,7 +99,7 @@ class RunFolder:
     @property
     def has_viewer(self) -> bool:
         """Checks whether a viewer of the run's episodes has been made."""
-        return (self.path / VIEWER).is_file()
+        return self.viewer_page.is_file()
 
     @property
     def has_episodes(self) -> bool:

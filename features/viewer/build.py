@@ -29,8 +29,10 @@ from features.viewer.list_columns import (
     beginning,
     fate_bits,
     flags,
+    last_answer,
     list_numbers,
     task_key,
+    task_label,
     tool_names,
 )
 from features.viewer.progress import showing
@@ -129,8 +131,20 @@ class ViewerReport:
             self.further_faults += 1
 
 
-def build_viewer(runs: Sequence[RecordedRun], out: Path) -> ViewerReport:
+def build_viewer(
+    runs: Sequence[RecordedRun],
+    out: Path,
+    *,
+    goes_on: bool = False,
+    with_episodes: bool = True,
+    shows_progress: bool = True,
+) -> ViewerReport:
     """Writes the viewer of the runs as the folder `out`, in place of an older one.
+
+    Args:
+        goes_on: the run goes on, and the viewer is made again: it says so.
+        with_episodes: False: it has none, as that of a run that begins.
+        shows_progress: how far it is goes to standard error.
 
     Raises:
         ValueError: `out` is a folder that is no viewer, or has other files in it.
@@ -143,11 +157,9 @@ def build_viewer(runs: Sequence[RecordedRun], out: Path) -> ViewerReport:
     # Two may be made at the same time, and nobody's folder has this name.
     with folder_in_the_making(out, ".new") as temporary:
         builder = ViewerBuilder(temporary)
-        files = [file for run in runs for file in list_files(run.episodes)]
-        with showing(count_episodes(files), len(files)) as advance:
-            for run in runs:
-                builder.add_run(run, advance)
-        builder.finish(runs)
+        if with_episodes:
+            _add_runs(builder, runs, shows_progress=shows_progress)
+        builder.finish(runs, goes_on=goes_on)
         for asset in [ELEMENTS, *sorted(ASSETS.iterdir())]:
             if asset.is_file():
                 shutil.copyfile(asset, temporary / asset.name)
@@ -169,6 +181,20 @@ def _take_place(new: Path, out: Path) -> None:
         except OSError:
             old.rename(out)
             raise
+
+
+def _add_runs(
+    builder: "ViewerBuilder", runs: Sequence[RecordedRun], *, shows_progress: bool
+) -> None:
+    """Adds all episodes of the runs."""
+    if not shows_progress:
+        for run in runs:
+            builder.add_run(run, lambda: None)
+        return
+    files = [file for run in runs for file in list_files(run.episodes)]
+    with showing(count_episodes(files), len(files)) as advance:
+        for run in runs:
+            builder.add_run(run, advance)
 
 
 def count_episodes(files: Sequence[RecordFile]) -> int:
@@ -313,6 +339,8 @@ class ViewerBuilder:
             # `environment` is a number where there is one.
             "source": episode.text("data_source") or episode.text("environment"),
             "task": task_key(episode),
+            "task_name": task_label(episode),
+            "answer": last_answer(episode),
             "beginning": beginning(episode),
             "tools": "\n".join(tool_names(episode)),
         }
@@ -331,7 +359,7 @@ class ViewerBuilder:
         if self._pages.is_overfull:
             self._pages.write()
 
-    def finish(self, runs: Sequence[RecordedRun]) -> None:
+    def finish(self, runs: Sequence[RecordedRun], *, goes_on: bool) -> None:
         """Writes what waits, the index and the manifest."""
         self._pages.write()
         self._texts.write()
@@ -347,6 +375,7 @@ class ViewerBuilder:
                 }
                 for run in runs
             ],
+            "goes_on": goes_on,
             "steps": self._steps,
             "episodes": self._list.episodes,
             "chunks": self._list.chunks,

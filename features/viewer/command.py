@@ -1,5 +1,7 @@
 """Makes the episode viewer of runs: `python -m features.viewer.command RUN_DIR... [--out DIR]`.
 
+`--bundle DIR` makes a folder that can be sent: the page, the viewer, and a run's metrics.
+
 It writes RUN_DIR/viewer/index.html, which a browser opens from the disk, without a server. Several
 folders are put beside each other in one viewer, in that of the first. Invariant: it reads
 RUN_DIR/episodes (or what `records.folder` of RUN_DIR/config.yaml names) and writes nothing but
@@ -8,6 +10,7 @@ it works while a run goes on and after a crash.
 """
 
 import argparse
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,6 +26,9 @@ from training.run.recorded_config import flat_settings
 from training.run.signals import EndingSignals
 
 PROGRAM = "python -m features.viewer.command"
+# What a folder to send holds beside the viewer, where the run has it.
+PAGE = "report.html"
+BUNDLED = ("metrics.jsonl", "events.jsonl", "config.yaml")
 # So many sentences about damaged records are printed.
 MOST_FAULTS = 10
 
@@ -95,6 +101,34 @@ def rewrite_page(folder: Path) -> None:
         print(f"{PROGRAM}: the page of {folder} stays as it is: {error}", file=sys.stderr)
 
 
+def start_bundle(folder: Path) -> Path:
+    """Makes the folder that is to be sent.
+
+    Raises:
+        ValueError: it is there, and is no bundle.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        left = [] if not folder.is_dir() else [p.name for p in folder.iterdir()]
+        if not left or not set(left) <= {"viewer", *BUNDLED, PAGE}:
+            raise ValueError(f"{folder} is there and is no bundle: name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def finish_bundle(folder: Path, runs: Sequence[RecordedRun]) -> None:
+    """Adds the runs' page, with links into the viewer beside it, and one run's metrics."""
+    run_dirs = [run.folder for run in runs]
+    if len(run_dirs) == 1:
+        for name in BUNDLED:
+            if (run_dirs[0] / name).is_file():
+                shutil.copyfile(run_dirs[0] / name, folder / name)
+    if "run_page" not in features():
+        return
+    from features.run_page.feature import write_page_of
+
+    write_page_of(run_dirs, folder / PAGE, viewer=folder / "viewer" / "index.html")
+
+
 def summary(report: ViewerReport, out: Path) -> str:
     """Says what was made, what it cost, and what could not be read."""
     lines = [
@@ -117,6 +151,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="the folder to make; default: RUN_DIR/viewer")
+    parser.add_argument(
+        "--goes-on", action="store_true", help="the run goes on, and makes the viewer again"
+    )
+    parser.add_argument(
+        "--bundle", type=Path, metavar="DIR", help="a folder to send: page, viewer and metrics"
+    )
     args = parser.parse_args(argv)
     signals = EndingSignals()
     try:
@@ -124,14 +164,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs = [find_run(folder, number) for number, folder in enumerate(args.runs)]
             require_each_once(runs)
             out = args.out or own_folder(runs[0].folder)
-            report = build_viewer(runs, out)
+            if args.bundle is not None:
+                out = start_bundle(args.bundle) / "viewer"
+            report = build_viewer(runs, out, goes_on=args.goes_on)
+            if args.bundle is not None:
+                finish_bundle(args.bundle, runs)
     except (OSError, ValueError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted, no viewer was made", file=sys.stderr)
         return 128 + (signals.received or signal.SIGINT)
-    if args.out is None:
+    if args.out is None and args.bundle is None:
         rewrite_page(runs[0].folder)
     print(summary(report, out))
     return 0

@@ -11,7 +11,7 @@ from features.viewer.records import RecordedEpisode
 from features.viewer.step_credit import StepCredit, state_deltas
 
 SENTENCES = {
-    "turn": "number of the turn, from 0 on",
+    "turn": "number of the turn, from 1 on",
     "tokens": "tokens of it that the loss took as sampled",
     "reward": "sum of token_level_rewards",
     "return": "`returns` at its first token",
@@ -46,7 +46,7 @@ def turn_table(
     rows = []
     for turn in np.unique(turn_ids[turn_ids >= 0]).tolist():
         places = np.flatnonzero(turn_ids == turn)
-        row: dict[str, Any] = {"turn": turn, "tokens": len(places)}
+        row: dict[str, Any] = {"turn": turn + 1, "tokens": len(places)}
         row["reward"] = _sum(columns["token_level_rewards"], places)
         row["return"] = float(columns["returns"][places[0]])
         if "values" in columns:

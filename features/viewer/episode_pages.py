@@ -185,7 +185,16 @@ def messages(recorded: Any) -> list[list[str]]:
 
 def describe_turn(turn: dict[str, Any]) -> dict[str, Any]:
     """Returns what a page shows of a turn."""
-    kept = ("reward", "finish_reason", "done", "env_seconds", "tool_calls", "info", "anchor")
+    kept = (
+        "reward",
+        "finish_reason",
+        "done",
+        "engine_seconds",
+        "env_seconds",
+        "tool_calls",
+        "info",
+        "anchor",
+    )
     facts = {name: turn[name] for name in kept if turn.get(name) not in (None, [], {}, "")}
     shown: dict[str, Any] = {
         "text": as_text(turn.get("text", "")),

@@ -7,4 +7,7 @@ FEATURE = Feature(
         "training.run.viewer": "features.viewer",
         "training.run.episodes": "features.viewer.command",
     },
+    observer="features.viewer.live:open_live_viewer",
+    # Behind the records, whose files it reads, and before the page, which links to it.
+    observer_order=35,
 )

@@ -19,6 +19,10 @@ from features.viewer.token_columns import ShownTokens
 CHUNK = 20_000
 # Characters of the first messages that the list shows.
 BEGINNING = 160
+# Characters of the last answer's end, where its result mostly stands.
+ANSWER = 120
+# Characters of a task's row that its label has.
+ROW_LABEL = 80
 NUMBERS = (
     "reward",
     "tokens",
@@ -30,9 +34,13 @@ NUMBERS = (
     "advantage",
     "gradient",
     "seconds",
+    "env_seconds",
+    "engine_seconds",
     "attempts",
     "rows",
 )
+# Texts that many episodes share; each is kept once in a file.
+TEXTS = ("uid", "ending", "source", "task", "task_name", "beginning", "tools")
 FLAGS = ("no_spread", "empty", "stale", "masked", "failed", "cut")
 FAILURES = ("env_crash", "env_timeout", "engine_error", "error")
 
@@ -51,17 +59,48 @@ class Texts:
 def task_key(episode: RecordedEpisode) -> str:
     """Returns what the same task has in common over steps and runs: 16 characters.
 
-    The dataset's row names a task, or else the seed of its environment; and its first messages.
+    That is the name that its environment gives it. Without one the dataset's row names a task, or
+    else the seed of its environment; and its first messages.
     """
     source = episode.text("environment") or episode.text("data_source")
+    name = episode.text("task_name")
+    if name:
+        return _digest([source, name])
     task = episode.entries.get("task")
     which: Any = task if task else episode.entries.get("env_seed")
     first = [[as_text(m.get("role", "")), message_text(m)] for m in episode.initial_messages]
     if not episode.text("environment") and not task:
         # Prompts have no seed of their own: the prompt is the task.
         which = None
-    value = json.dumps(plain([source, which, first]), sort_keys=True)
-    return hashlib.blake2b(value.encode(), digest_size=8).hexdigest()
+    return _digest([source, which, first])
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(plain(value), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def task_label(episode: RecordedEpisode) -> str:
+    """Returns what tells a task from others with the same first message.
+
+    That is its name, else the dataset's row, else the environment's seed; "" of a prompt, which
+    says itself what it is.
+    """
+    name = episode.text("task_name")
+    if name:
+        return name[:ROW_LABEL]
+    task = episode.entries.get("task")
+    if task:
+        text = json.dumps(plain(task), ensure_ascii=False)
+        return text if len(text) <= ROW_LABEL else f"{text[: ROW_LABEL - 1]}…"
+    seed = episode.text("env_seed")
+    return f"seed {seed}" if seed and episode.text("environment") else ""
+
+
+def last_answer(episode: RecordedEpisode) -> str:
+    """Returns the end of what the policy said last."""
+    said = as_text(episode.turns[-1].get("text", "")).strip() if episode.turns else ""
+    return said if len(said) <= ANSWER else f"…{said[-ANSWER:]}"
 
 
 def policy_text(episode: RecordedEpisode) -> str:
@@ -98,6 +137,8 @@ def list_numbers(
         "turns": float(len(episode.turns)),
         "rows": float(len(rows)),
         "seconds": episode.number("seconds"),
+        "env_seconds": episode.number("env_seconds"),
+        "engine_seconds": engine_seconds(episode),
         "attempts": episode.number("attempts", default=episode.number("attempt", 0.0) + 1),
         "gradient": gradient,
         "mismatch": _largest(rows, engine_column(rows), trainer_column(rows)),
@@ -107,6 +148,13 @@ def list_numbers(
     }
     numbers["ratio"] = float(np.exp(_largest(rows, "log_prob", "old_log_probs")))
     return numbers
+
+
+def engine_seconds(episode: RecordedEpisode) -> float:
+    """Sums the seconds that the engine took for the turns; NaN where none was recorded."""
+    recorded = [turn.get("engine_seconds") for turn in episode.turns]
+    seconds = [float(one) for one in recorded if isinstance(one, int | float)]
+    return sum(seconds) if seconds else float("nan")
 
 
 def engine_column(rows: list[ShownTokens]) -> str:
@@ -215,11 +263,14 @@ class EpisodeList:
         for name in FLAGS:
             arrays[name] = np.array([row["flags"][name] for row in self._rows], dtype=np.uint8)
         header: dict[str, Any] = {"ids": [row["episode_id"] for row in self._rows]}
-        for name in ("uid", "ending", "source", "task", "beginning", "tools"):
+        for name in TEXTS:
             texts = Texts()
             numbers = [texts.number(row[name]) for row in self._rows]
             arrays[name] = np.array(numbers, dtype="<u4")
             header[name] = list(texts.numbers)
         self._folder.write(f"list/{self.chunks}", header, arrays)
+        # They are read where somebody wants to see them: each is another text.
+        answers = {"answers": [row["answer"] for row in self._rows]}
+        self._folder.write(f"answers/{self.chunks}", answers, {})
         self.chunks += 1
         self._rows = []

@@ -210,14 +210,14 @@ def won_at_once(episode: dict[str, Any]) -> None:
 
 
 CHANGES: dict[str, tuple[Change, list[str]]] = {
-    "a turn's reward": (edit_turn("reward", 0.25), ["turn 1, reward: recorded 0.25, replayed"]),
+    "a turn's reward": (edit_turn("reward", 0.25), ["turn 2, reward: recorded 0.25, replayed"]),
     "a row's reward": (
         edit("rewards", lambda e: sampled(e, 0), 0.25),
         ["row 0, rewards[0]: recorded 0.25, replayed 0.0"],
     ),
     "an observation": (
         edit_turn("observation", [{"role": "user", "content": "correct"}]),
-        ["turn 1, observation: recorded 'correct', replayed", "row 0, response_ids["],
+        ["turn 2, observation: recorded 'correct', replayed", "row 0, response_ids["],
     ),
     "the initial messages": (
         lambda e: e.__setitem__("initial_messages", [{"role": "user", "content": "number"}]),
@@ -225,7 +225,7 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     ),
     "a sampled id": (
         edit("response_ids", lambda e: sampled(e, 1), 30),
-        ["turn 1, text of its ids: recorded"],
+        ["turn 2, text of its ids: recorded"],
     ),
     "a joined id": (edit("response_ids", joined, 30), ["row 0, response_ids["]),
     "a prompt's id": (
@@ -234,13 +234,13 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     ),
     "a mask off": (edit("response_mask", lambda e: sampled(e, 1), 0), ["row 0, response_mask["]),
     "a mask on": (edit("response_mask", joined, 1), ["row 0, response_mask["]),
-    "a text": (edit_turn("text", "10 10"), ["turn 1, text of its ids: recorded '10 10', replayed"]),
-    "done": (edit_turn("done", True), ["turn 1, done: recorded True, replayed False"]),
+    "a text": (edit_turn("text", "10 10"), ["turn 2, text of its ids: recorded '10 10', replayed"]),
+    "done": (edit_turn("done", True), ["turn 2, done: recorded True, replayed False"]),
     "the ending": (
         lambda e: e.__setitem__("ending", "overflow"),
         ["ending: recorded overflow, replayed"],
     ),
-    "the seed": (won_at_once, ["turn 0, observation: recorded", "replayed 'correct'"]),
+    "the seed": (won_at_once, ["turn 1, observation: recorded", "replayed 'correct'"]),
 }
 
 
@@ -285,7 +285,7 @@ def test_failures_are_replayed_as_far_as_they_go(model: Path, tmp_path: Path, ca
     (run / "mended.py").write_text(FAULTY.replace('raise RuntimeError("no more")', "pass"))
     assert replay(run, file, f"agent.environment.path={run}/mended.py") == 1
     out = capsys.readouterr().out
-    assert "turn 1: not answered in the record, answered 'higher' in the replay" in out
+    assert "turn 2: not answered in the record, answered 'higher' in the replay" in out
     assert (
         "ending: recorded env_crash (RuntimeError: no more), replayed: the episode goes on" in out
     )
@@ -426,27 +426,27 @@ def test_an_episode_goes_on_from_a_turn_with_a_model(run: Path, model: Path, cap
     assert len(texts) > 2
     # From the first turn on the model that played then plays: it samples as it did, but for the
     # seed, which is of the group's place in the step.
-    for until_turn in (0, 2, len(texts)):
+    for until_turn in (1, 3, len(texts) + 1):
         assert replay(run, file, *options, str(until_turn), "--model", str(model)) == 0
         out = capsys.readouterr().out
-        for number, text in enumerate(texts[:until_turn]):
+        for number, text in enumerate(texts[: until_turn - 1], start=1):
             assert f"[turn {number}, record] assistant: {text}\n" in out
         assert "otherwise" not in out, "the environment answers as it did"
-        assert ("model] assistant: " in out) == (until_turn < len(texts))
+        assert ("model] assistant: " in out) == (until_turn <= len(texts))
         assert f"the record: {episode['ending']} after {len(texts)} turns" in out
-    assert replay(run, file, *options, "1", "data.seed=11") == 0
+    assert replay(run, file, *options, "2", "data.seed=11") == 0
     first = capsys.readouterr().out
-    assert replay(run, file, *options, "1", "data.seed=11") == 0
+    assert replay(run, file, *options, "2", "data.seed=11") == 0
     assert capsys.readouterr().out == first, "it is reproducible"
 
 
 def test_what_an_episode_cannot_go_on_from_is_said(run: Path, tmp_path: Path, capsys) -> None:
     file = run / "episodes/1.jsonl"
-    assert replay(run, file, "--episode", "1.77.0", "--until-turn", "0") == 2
+    assert replay(run, file, "--episode", "1.77.0", "--until-turn", "1") == 2
     assert "--episode 1.77.0 is not in the file, which has 1.0.0, 1.1.0" in capsys.readouterr().err
     assert replay(run, file, "--until-turn", "9") == 2
-    assert "--until-turn 9: episode 1.0.0 has the turns 0 to" in capsys.readouterr().err
-    assert replay(run, file, "--until-turn", "0", "--model", str(tmp_path)) == 2
+    assert "--until-turn 9: episode 1.0.0 has the turns 1 to" in capsys.readouterr().err
+    assert replay(run, file, "--until-turn", "1", "--model", str(tmp_path)) == 2
     assert "is no model: give a Hugging Face folder" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         replay(run, file, "--model", str(tmp_path))
@@ -456,7 +456,7 @@ def test_a_checkpoints_weights_go_on(model: Path, tmp_path: Path, capsys) -> Non
     learns = ("actor_rollout_ref.actor.optim.lr=0.05", "trainer.save_freq=2")
     run = train(model, tmp_path, *learns)
     file = run / "episodes/1.jsonl"
-    options = ("--until-turn", "0", "actor_rollout_ref.rollout.temperature=0.01")
+    options = ("--until-turn", "1", "actor_rollout_ref.rollout.temperature=0.01")
     played = []
     for extra in ((), ("--model", str(run / "global_step_2"))):
         assert replay(run, file, *options, *extra) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from training.config import PPOConfig
 from training.observers import ObservedRun
-from training.run.console import ConsoleLine, format_line
+from training.run.console import CONSOLE_COLUMNS, ConsoleLine, format_line, wrapped
 
 
 def make_run(total_steps: int | None = None) -> ObservedRun:
@@ -46,3 +46,15 @@ def test_progress_and_the_time_left_are_shown(
     run.step = 3
     line.step_logged({"critic/score/mean": 0.5})
     assert capsys.readouterr().out == "step     3/6 | reward  0.5000 | left 0:00:15\n"
+
+
+def test_a_step_that_is_wider_than_the_terminal_goes_on_below() -> None:
+    data = {name: 0.5 for name, _ in CONSOLE_COLUMNS.values()}
+    line = format_line(data, 3, 60)
+    assert len(line) > 100
+    for width in (80, 60, 40):
+        lines = wrapped(line, width).split("\n")
+        assert all(len(part) <= width for part in lines) and len(lines) > 1
+        assert " | ".join(part.strip() for part in lines) == line
+        assert all(part.startswith("    ") for part in lines[1:])
+    assert wrapped(line, None) == wrapped(line, len(line)) == line

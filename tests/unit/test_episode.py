@@ -112,6 +112,29 @@ def test_it_samples_and_steps_until_the_environment_is_done(start, tokens) -> No
     )
 
 
+def test_a_turn_counts_the_engines_seconds_and_the_last_name_of_a_task_counts(
+    start, tokens, monkeypatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("workers.rollout.episode.time.perf_counter", lambda: now[0])
+    episode, play = start()
+    play.send(None)
+    play.send(StepReply(messages=said("guess")))
+    for seconds, name in ((2.5, "low numbers"), (0.5, "high numbers"), (0.25, "")):
+        now[0] += seconds
+        play.send(completion(tokens, "5"))
+        now[0] += 10.0
+        play.send(StepReply(messages=said("higher"), reward=0.0, task=name))
+    assert [turn.engine_seconds for turn in episode.turns] == [2.5, 0.5, 0.25]
+    records = pytest.importorskip("features.records.episode_records")
+    assert records.task_name_of(episode) == "high numbers"
+    assert [records.turn_record(turn)["engine_seconds"] for turn in episode.turns] == [
+        2.5,
+        0.5,
+        0.25,
+    ]
+
+
 def test_the_turn_limit_ends_it(start, tokens) -> None:
     _, play = start()
     play.send(None)

@@ -15,7 +15,15 @@ from custom.tools.parsers import ToolCall
 from training.run.abort_policy import EnvironmentsFail, FailureWatch, require_same_tasks
 from training.run.console import format_line
 from training.run.metrics.episode_metrics import episode_metrics
-from workers.environments.reply import MAX_NUMBERS, numbers, tool_calls
+from workers.environments.reply import (
+    MAX_NUMBERS,
+    StepReply,
+    numbers,
+    read_reply,
+    task_name,
+    tool_calls,
+    write_reply,
+)
 
 NAMES = ["game", "other"]
 
@@ -174,3 +182,21 @@ def test_the_first_exception_of_a_tool_is_logged_with_its_place(
     assert warning.levelname == "WARNING"
     assert warning.getMessage().startswith(f"tool {name}: KeyError: 'boom' in ")
     assert "test_episode_facts.py:" in warning.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("info", "name"),
+    [
+        ({"task": "room 3"}, "room 3"),
+        ({"task": "x" * 500}, "x" * 64),
+        ({"task": ""}, ""),
+        ({"task": 3}, ""),
+        ({"task": {"row": 1}}, ""),
+        ({"task": None}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_text_in_a_steps_info_names_the_task(info: dict[str, Any], name: str) -> None:
+    assert task_name(info) == name
+    travelled = read_reply(write_reply(StepReply(task=task_name(info)), "step"))
+    assert travelled.task == name

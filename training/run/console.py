@@ -3,6 +3,8 @@
 Validation's answers stand in the log already, where they are made.
 """
 
+import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -22,6 +24,9 @@ CONSOLE_COLUMNS = {
     "tok/s": ("perf/throughput", "7.0f"),
     "s/step": ("perf/time_per_step", "6.1f"),
 }
+SEPARATOR = " | "
+# In front of what does not fit into a terminal's line.
+INDENT = "    "
 # It shows these only where something is amiss: label -> count, total.
 CONSOLE_COUNTS = {
     "failed": ("agent/failed", "agent/episodes"),
@@ -57,7 +62,26 @@ class ConsoleLine(Observer):
             seconds_per_step = (time.monotonic() - self.start) / (step - self.first_step)
             seconds_left = round(seconds_per_step * (total_steps - step))
             line += f" | left {timedelta(seconds=seconds_left)}"
-        print(line, flush=True)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(wrapped(line, width), flush=True)
+
+
+def wrapped(line: str, width: int | None) -> str:
+    """Breaks a step's line between its columns where it is wider than a terminal.
+
+    Args:
+        width: of the terminal, in characters; None: it goes into a file, where it stays one line.
+    """
+    if width is None or len(line) <= width:
+        return line
+    lines = [""]
+    for cell in line.split(SEPARATOR):
+        longer = f"{lines[-1]}{SEPARATOR}{cell}" if lines[-1] else cell
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(INDENT + cell)
+    return "\n".join(lines)
 
 
 def format_line(data: Mapping[str, float], step: int, total_steps: int | None = None) -> str:
@@ -78,7 +102,7 @@ def format_line(data: Mapping[str, float], step: int, total_steps: int | None = 
                 cell += f" of {data[whole]:.0f}"
             cells.append(cell)
     cells += [format_validation(key, data) for key in data if is_validation_reward(key)]
-    return " | ".join(cells)
+    return SEPARATOR.join(cells)
 
 
 def format_validation(key: str, data: Mapping[str, float]) -> str:

@@ -1,8 +1,8 @@
 """Defines the reply of one call to an environment, and its form between processes.
 
 Invariant: whatever a call did, a `StepReply` comes back, and a worker that is gone raises
-`WorkerLost`. Only numbers and the records of tool calls are kept of a step's `info`. Replies travel
-as JSON behind the number of their request, and are read as data.
+`WorkerLost`. Only numbers, the records of tool calls and the task's name are kept of a step's
+`info`. Replies travel as JSON behind the number of their request, and are read as data.
 """
 
 import math
@@ -51,6 +51,7 @@ class StepReply:
         done: the environment has ended.
         tool_calls: name, ok, error_kind and seconds of each; raised, where a tool's code did.
         info: the numbers of a step's info.
+        task: what a step's info calls the task that is played; "": nothing.
         anchor: `environment.anchor()`, the state that the next turn begins in; None where the class
             has none.
         tools: of a build, the tools' schemas.
@@ -70,6 +71,7 @@ class StepReply:
     done: bool = False
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     info: dict[str, float] = field(default_factory=dict)
+    task: str = ""
     anchor: str | None = None
     tools: list[dict[str, Any]] | None = None
     trial: Trial | None = None
@@ -179,6 +181,12 @@ def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     return finite
 
 
+def task_name(info: Mapping[str, Any]) -> str:
+    """Returns what a step's info calls its task, in MAX_NAME_CHARS; "" where it has no name."""
+    name = info.get("task")
+    return name[:MAX_NAME_CHARS] if isinstance(name, str) else ""
+
+
 def numbered(number: int, reply: bytes) -> bytes:
     """Returns a written reply behind the number of its request."""
     return NUMBER.pack(number) + reply
@@ -214,6 +222,7 @@ def read_reply(answer: bytes) -> StepReply:
             reply,
             tool_calls=tool_calls(vars(reply)),
             info=numbers(reply.info),
+            task=task_name(vars(reply)),
             strays=max(0, reply.strays),
             usage=checked_counts(reply.usage),
         )

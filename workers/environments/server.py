@@ -26,6 +26,7 @@ from workers.environments.reply import (
     crashed,
     numbered,
     numbers,
+    task_name,
     tool_calls,
     write_reply,
 )
@@ -125,6 +126,7 @@ class EnvServer:
             messages=messages,
             tool_calls=tool_calls(info),
             info=numbers(info),
+            task=task_name(info),
             anchor=None if done else self._anchor(),
             reward=float(reward),
             done=bool(done),

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from array import array
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +115,8 @@ class Turn:
 
     `anchor` names the state in which the turn began, `tokens` counts sampled tokens. For a program
     (features/programs) `asked` are the messages of its request, those that are new since turn
-    `behind`, or all where that is None.
+    `behind`, or all where that is None. `engine_seconds` passed from the question to the engine
+    until its answer.
     """
 
     text: str
@@ -124,6 +126,7 @@ class Turn:
     anchor: str = ""
     asked: list[Message] | None = None
     behind: int | None = None
+    engine_seconds: float = 0.0
 
 
 class FailedAttempt(NamedTuple):
@@ -335,13 +338,16 @@ def take_turns(
         if not begin_row(episode, reply.messages, conversation, limits):
             return "overflow", ""
         while True:
+            asked_at = time.perf_counter()
             completion = yield from sample(episode, sampler, limits)
+            engine_seconds = time.perf_counter() - asked_at
             text = tokens.text(completion.token_ids)
             turn = Turn(
                 text=text,
                 finish_reason=completion.finish_reason,
                 tokens=len(completion.token_ids),
                 anchor=anchor_of(reply),
+                engine_seconds=engine_seconds,
             )
             episode.turns.append(turn)
             if completion.finish_reason == "length" and limits.room(episode.row) <= 0:

@@ -19,8 +19,15 @@ class Chart {
     this.plot = null;
     this.isVisible = false;
     this.legend = element("div", { class: "legend" });
-    this.area = element("div", { class: "area" });
-    this.node = element("figure", { class: "chart" }, [this.heading(), this.legend, this.area]);
+    this.area = element("div", { class: "area", tabindex: "0", role: "group",
+      "aria-label": `${title}: arrow keys go along the steps, Enter keeps the values` });
+    this.area.addEventListener("keydown", (event) => this.hover?.press(event));
+    // Whether the axis spans outliers, too.
+    this.isWhole = false;
+    this.beyond = element("p", { class: "beyond" });
+    this.beyond.hidden = true;
+    this.node = element("figure", { class: "chart" },
+      [this.heading(), this.legend, this.area, this.beyond]);
     this.observe();
   }
 
@@ -73,7 +80,9 @@ class Chart {
     this.lines = this.makeLines();
     this.drawLegend();
     const drawn = this.lines.filter((line) => !this.hidden.has(line.label));
+    this.drawn = drawn;
     this.area.replaceChildren();
+    this.tellOfOutliers();
     if (!drawn.length) {
       this.area.append(element("p", { class: "empty" }, ["nothing to draw"]));
       return;
@@ -81,6 +90,53 @@ class Chart {
     const { tables, series, bands } = this.seriesOf(drawn);
     this.plot = new uPlot(this.settings(series, bands), uPlot.join(tables), this.area);
     this.hover = new Hover(this, drawn);
+    const canvas = this.area.querySelector("canvas");
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", this.described());
+  }
+
+  // The chart in words: of each line where it begins, and where it ends.
+  described() {
+    const lines = this.drawn.map((line) => {
+      const values = (line.own || line.values).filter((value) => value !== null);
+      const ends = values.length
+        ? `${formatNumber(values[0])} to ${formatNumber(values[values.length - 1])}` : "no values";
+      return `${line.label}: ${ends}`;
+    });
+    const steps = this.drawn.flatMap((line) => [line.steps[0], line.last[line.last.length - 1]]);
+    return `${this.title}, in ${this.unit}, steps ${Math.min(...steps)} to ${Math.max(...steps)}. ` +
+      `${lines.join("; ")}.`;
+  }
+
+  // Values of the drawn lines, at the steps from `first` to `last`; of points with their bars.
+  valuesWithin(first, last) {
+    return this.drawn.flatMap((line) => {
+      const parts = this.options.isOfPoints && line.low && line.high
+        ? [line.values, line.low, line.high] : [line.values];
+      return parts.flatMap((values) => values.filter((value, place) =>
+        value !== null && line.steps[place] >= first && line.steps[place] <= last));
+    });
+  }
+
+  // Says how many points lie beyond the axis, with the way to see them.
+  tellOfOutliers() {
+    const isExact = this.options.isStacked || this.isLogarithmic;
+    const { beyond, low, high } = isExact ? { beyond: 0 } : robustRange(this.valuesWithin(-1, Infinity));
+    this.beyond.hidden = !beyond;
+    if (!beyond) {
+      return;
+    }
+    const all = this.valuesWithin(-1, Infinity);
+    const farthest = all.filter((value) => value < low || value > high)
+      .sort((one, other) => Math.abs(other) - Math.abs(one))[0];
+    const words = this.isWhole
+      ? `${plural(beyond, "value")} far from the others: `
+      : `${plural(beyond, "value")} beyond the axis (▲▼), as far as ${formatNumber(farthest)}: `;
+    const label = this.isWhole ? "leave out" : "show";
+    this.beyond.replaceChildren(words, button(label, "the axis with or without them", () => {
+      this.isWhole = !this.isWhole;
+      this.draw();
+    }));
   }
 
   drawLegend() {
@@ -119,7 +175,7 @@ class Chart {
     };
     const none = { stroke: null, width: 0, points: { show: false } };
     lines.forEach((line) => {
-      if (line.low && line.high) {
+      if (line.low && line.high && !this.options.isOfPoints) {
         const high = add(line.steps, line.high, none);
         const low = add(line.steps, line.low, none);
         bands.push({ series: [high, low], fill: translucent(line.color, 0.16) });
@@ -138,12 +194,29 @@ class Chart {
     const outline = this.options.isStacked ? 0.6 : 1.6;
     const style = { stroke: line.color, width: outline, dash: line.dash || undefined };
     style.points = this.options.isStacked ? { show: false } : { size: 5, fill: line.color };
+    if (this.options.isOfPoints) {
+      // Between two validations nothing was measured.
+      style.width = 0.6;
+      style.dash = [2, 4];
+      style.points = { show: true, size: 8, fill: line.color };
+    }
     if (width > 1 && line.values.length > 2) {
       const faint = { stroke: translucent(line.color, 0.3), width: 1, points: { show: false } };
       add(line.steps, line.values, faint);
       style.points = { show: false };
     }
-    return add(line.steps, smoothed(line.values, width), style);
+    return add(line.steps, smoothed(this.withoutOutliers(line.values, width), width), style);
+  }
+
+  // One value far from the others is marked; it does not move the mean of its neighbours.
+  withoutOutliers(values, width) {
+    if (width <= 1 || this.isWhole || this.isLogarithmic) {
+      return values;
+    }
+    const { low, high, beyond } = robustRange(values);
+    return beyond
+      ? values.map((value) => (value === null || value < low || value > high ? null : value))
+      : values;
   }
 
   // On a logarithmic axis only what is above zero has a place.
@@ -169,18 +242,25 @@ class Chart {
     steps.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6];
     const values = { ...axis, label: this.unit, size: 56 };
     values.values = (plot, splits) =>
-      splits.map((value) => (value === null ? "" : formatNumber(value)));
+      (this.isLogarithmic ? splits.map((value) => (value === null ? "" : formatNumber(value)))
+        : axisNumbers(splits));
     return {
       width: this.area.clientWidth,
       height: CHART_HEIGHT,
       legend: { show: false },
       scales: { x: { time: false, range: rangeOfSteps }, y: this.scaleOfValues() },
       axes: [steps, values],
-      cursor: { sync: { key: CURSORS.key }, points: { size: 6 }, y: false },
+      cursor: { sync: { key: CURSORS.key, scales: ["x", null] }, points: { size: 6 }, y: false,
+        // A drag across zooms into steps on all charts, one up or down into values, here alone.
+        drag: { x: true, y: true, uni: 24 } },
       series,
       bands,
       hooks: {
         drawClear: [(plot) => drawMarks(plot, this.options.marks || [])],
+        draw: [
+          (plot) => this.options.isOfPoints && drawBars(plot, this.drawn),
+          (plot) => drawOutliers(plot, this.drawn),
+        ],
         setCursor: [() => this.hover && this.hover.follow()],
       },
     };
@@ -190,7 +270,26 @@ class Chart {
     if (this.isLogarithmic) {
       return { distr: 3 };
     }
-    return { range: this.options.isStacked ? rangeOfStack : rangeOfValues };
+    if (this.options.isStacked) {
+      return { range: rangeOfStack };
+    }
+    return { range: (plot, low, high) => this.rangeOfAxis(plot, low, high) };
+  }
+
+  // What the values at the steps in sight span, and the bands around them that stay near.
+  rangeOfAxis(plot, low, high) {
+    const { min, max } = plot.scales.x;
+    const isAll = min === null || min === undefined;
+    const values = this.valuesWithin(isAll ? -1 : min, isAll ? Infinity : max);
+    const robust = robustRange(values);
+    if (this.options.isOfPoints && robust.low !== null) {
+      return rangeOfValues(plot, robust.low, robust.high);
+    }
+    if (this.isWhole || !robust.beyond) {
+      return rangeOfValues(plot, low, high);
+    }
+    const room = robust.high - robust.low;
+    return rangeOfValues(plot, Math.max(low, robust.low - room), Math.min(high, robust.high + room));
   }
 }
 
@@ -214,6 +313,64 @@ function rangeOfValues(plot, low, high) {
     return [0, 1];
   }
   return uPlot.rangeNum(low, high, 0.1, true);
+}
+
+// Draws each point's interval as a bar.
+function drawBars(plot, lines) {
+  const { ctx } = plot;
+  const cap = 4 * devicePixelRatio;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(plot.bbox.left, plot.bbox.top, plot.bbox.width, plot.bbox.height);
+  ctx.clip();
+  ctx.lineWidth = 1.5 * devicePixelRatio;
+  for (const line of lines.filter(({ low, high }) => low && high)) {
+    ctx.strokeStyle = line.color;
+    line.steps.forEach((step, place) => {
+      if (line.low[place] === null || line.high[place] === null) {
+        return;
+      }
+      const x = plot.valToPos(step, "x", true);
+      const [top, bottom] = [line.high[place], line.low[place]].map((value) =>
+        plot.valToPos(value, "y", true));
+      ctx.beginPath();
+      ctx.moveTo(x, top);
+      ctx.lineTo(x, bottom);
+      for (const end of [top, bottom]) {
+        ctx.moveTo(x - cap, end);
+        ctx.lineTo(x + cap, end);
+      }
+      ctx.stroke();
+    });
+  }
+  ctx.restore();
+}
+
+// Marks at the edge of the axis the points that lie beyond it.
+function drawOutliers(plot, lines) {
+  const { ctx, bbox } = plot;
+  const { min, max } = plot.scales.y;
+  const size = 5 * devicePixelRatio;
+  ctx.save();
+  for (const line of lines) {
+    ctx.fillStyle = line.color;
+    line.values.forEach((value, place) => {
+      const x = plot.valToPos(line.steps[place], "x", true);
+      const isInside = value === null || (value >= min && value <= max);
+      if (isInside || x < bbox.left || x > bbox.left + bbox.width) {
+        return;
+      }
+      const isAbove = value > max;
+      const tip = isAbove ? bbox.top : bbox.top + bbox.height;
+      const base = tip + (isAbove ? 1.6 : -1.6) * size;
+      ctx.beginPath();
+      ctx.moveTo(x, tip);
+      ctx.lineTo(x - size, base);
+      ctx.lineTo(x + size, base);
+      ctx.fill();
+    });
+  }
+  ctx.restore();
 }
 
 // Fills what lies between each line of a stack and the one below it.

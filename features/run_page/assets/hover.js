@@ -7,7 +7,7 @@ class Hover {
     this.lines = lines;
     this.isInside = false;
     this.isKept = false;
-    this.box = element("div", { class: "hover" });
+    this.box = element("div", { class: "hover", "aria-live": "polite" });
     this.box.hidden = true;
     this.plot.over.append(this.box);
     this.listen();
@@ -22,18 +22,53 @@ class Hover {
       this.isInside = false;
       this.box.hidden = !this.isKept;
     });
-    let pressedAt = 0;
+    let pressedAt = [0, 0];
     over.addEventListener("mousedown", (event) => {
-      pressedAt = event.clientX;
+      pressedAt = [event.clientX, event.clientY];
     });
     over.addEventListener("click", (event) => {
-      const isDrag = Math.abs(event.clientX - pressedAt) > CLICK_PIXELS;
+      const [x, y] = pressedAt;
+      const moved = Math.max(Math.abs(event.clientX - x), Math.abs(event.clientY - y));
+      const isDrag = moved > CLICK_PIXELS;
       if (!isDrag && !this.box.contains(event.target)) {
         this.isKept = !this.isKept;
         this.box.classList.toggle("kept", this.isKept);
         this.show();
       }
     });
+  }
+
+  // Arrow keys go along the steps, Enter keeps the values, Escape lets them go.
+  press(event) {
+    const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
+    const steps = this.plot.data[0];
+    const ends = { Home: 0, End: steps.length - 1 };
+    if (event.target !== this.chart.area) {
+      return;
+    }
+    if (event.key in moves || event.key in ends) {
+      const by = moves[event.key] || 0;
+      const from = this.plot.cursor.idx ?? (by < 0 ? steps.length : -1);
+      const to = event.key in ends ? ends[event.key] : from + by;
+      const place = Math.min(steps.length - 1, Math.max(0, to));
+      this.isInside = true;
+      this.isKept = false;
+      this.box.classList.remove("kept");
+      const left = this.plot.valToPos(steps[place], "x");
+      this.plot.setCursor({ left, top: this.plot.over.clientHeight / 2 });
+    } else if (event.key === "Enter") {
+      this.isKept = true;
+      this.box.classList.add("kept");
+      this.show();
+    } else if (event.key === "Escape") {
+      this.isInside = false;
+      this.isKept = false;
+      this.box.classList.remove("kept");
+      this.show();
+    } else {
+      return;
+    }
+    event.preventDefault();
   }
 
   follow() {

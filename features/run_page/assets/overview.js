@@ -29,6 +29,13 @@ function commandOf(run) {
 }
 
 function summaryTiles(run) {
+  const first = run.tiles.map((tile) => element("div", { class: "tile first" }, [
+    element("div", { class: "value" }, [
+      tile.seconds === null ? formatNumber(tile.value) : formatDuration(tile.seconds),
+    ]),
+    element("div", {}, [tile.label]),
+    element("small", {}, [tile.note]),
+  ]));
   const tiles = run.summary.map((row) => {
     const steps = row.steps > 1 ? `last ${row.steps} steps` : "last step";
     const before = row.first === null ? "" : `, first ${formatNumber(row.first)}`;
@@ -44,7 +51,7 @@ function summaryTiles(run) {
     element("div", {}, [alarms === 1 ? "alarm" : "alarms"]),
     element("small", {}, [alarms ? "rang in the run" : "none rang"]),
   ]));
-  return element("div", { class: "tiles" }, tiles);
+  return element("div", { class: "tiles" }, [...first, ...tiles]);
 }
 
 // The table of several runs: how each stands, in one line.

@@ -40,6 +40,7 @@ function makeCharts(marks) {
       const makeLines = () => plainLines(described);
       // A validation has few points, and each counts.
       options.isExact = described.key === "validation";
+      options.isOfPoints = options.isExact && CONTENT.runs.length === 1;
       charts.push(new Chart(described.title, described.unit, makeLines, options));
       continue;
     }
@@ -72,8 +73,8 @@ function isZeroThroughout(described) {
 // Says once what bands and dashed marks of all charts are.
 function chartsLegend(marks) {
   const bands = CONTENT.runs.length === 1
-    ? "A band spans a validation's interval, lengths from the shortest to the longest, and where " +
-      "a point stands for several steps the smallest and the largest of them."
+    ? "A bar is a validation's interval; a band spans lengths from the shortest to the longest, and " +
+      "where a point stands for several steps the smallest and the largest of them."
     : "A line is the mean of its runs; its band spans the smallest and the largest of them.";
   const kinds = new Set(marks.map((mark) => mark.kind));
   const swatches = [...kinds].map((kind) => {
@@ -81,8 +82,8 @@ function chartsLegend(marks) {
     swatch.style.borderColor = color(`mark-${kind}`);
     return element("span", { class: "markname" }, [swatch, MARK_NAMES[kind]]);
   });
-  const use = " Drag to zoom, double click for the whole; a click keeps the values, with links to " +
-    "the episodes behind them. ";
+  const use = " Drag across to zoom into steps, up or down into values, double click for the " +
+    "whole; a click keeps the values, with links to the episodes behind them. ";
   return element("p", { class: "aside" }, [bands, use, ...swatches]);
 }
 
@@ -228,6 +229,8 @@ function makePage() {
   chosen.getAll("metric").forEach((name) => search.toggle(name));
   search.list();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(search));
+  // Charts that were never in sight are drawn for paper, too.
+  addEventListener("beforeprint", () => charts.forEach((chart) => chart.plot || chart.draw()));
   for (const kind of ["pointermove", "keydown", "wheel"]) {
     addEventListener(kind, () => {
       lastTouched = Date.now();

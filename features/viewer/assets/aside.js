@@ -62,7 +62,8 @@
     const begins = row.parent ? `, begins with ${row.parent.tokens} tokens of row ${row.parent.row}`
       : "";
     const isWhole = turns.at(-1) - turns[0] === turns.length - 1;
-    const listed = isWhole && turns.length > 1 ? `${turns[0]}–${turns.at(-1)}` : turns.join(", ");
+    const told = turns.map((turn) => turn + 1);
+    const listed = isWhole && told.length > 1 ? `${told[0]}–${told.at(-1)}` : told.join(", ");
     const what = turns.length ? `turn${turns.length > 1 ? "s" : ""} ${listed}` : "no turn";
     const text = `row ${number}: ${what}, ${row.columns.prompt_ids.length} + `
       + `${row.columns.response_ids.length} tokens, ${sampled} sampled${begins}`;
@@ -110,7 +111,7 @@
     const file = `${run.episodes}/${prefix}${table.step[episode.place]}.jsonl`;
     const turns = episode.turns.length;
     const select = element("select", { "aria-label": "from which turn on" },
-      Array.from({ length: turns }, (_, k) => element("option", { value: k }, `from turn ${k} on`)));
+      Array.from({ length: turns }, (_, k) => element("option", { value: k + 1 }, `from turn ${k + 1} on`)));
     const code = element("code", {});
     const copy = element("button", { type: "button" }, "Copy");
     const words = () => ["python", "scripts/replay.py", run.folder, file, "--episode", episode.id]
@@ -120,10 +121,10 @@
     copy.addEventListener("click", () => copyText(code, copy));
     viewer.chooseTurn = (turn) => {
       if (turn < 0 || turn >= turns) return;
-      select.value = String(turn);
+      select.value = String(turn + 1);
       fill();
     };
-    if (turns) select.value = String(turns - 1);
+    if (turns) select.value = String(turns);
     fill();
     return element("section", { class: "again", "aria-label": "Play again" },
       element("h2", {}, "Play again"),

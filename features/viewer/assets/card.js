@@ -25,7 +25,7 @@
         pair("id", columns.response_ids[i], "id"),
         pair("row", number, "row"),
         pair("position", i, "position"),
-        pair("turn", turn < 0 ? "none" : turn, "turn")),
+        pair("turn", turn < 0 ? "none" : turn + 1, "turn")),
       credited(columns, i),
       table(columns, i));
   };

@@ -132,8 +132,48 @@
     return counts;
   }
 
-  // Mean of a number by step, a column a step; click gets the step, or "" to take it back.
+  // A run may have more steps than a column of the page has pixels.
+  const MOST_COLUMNS = 60;
+
+  // Mean of a number by step, a column a step, or several where there are many; click gets the
+  // step, or "FIRST..LAST", or "" to take it back.
   viewer.bySteps = function (title, values, rows, chosen, click) {
+    const parts = partsOfSteps(values, rows);
+    const finite = parts.map((part) => part.mean).filter(Number.isFinite);
+    if (!finite.length) return null;
+    const [low, high] = [Math.min(0, ...finite), Math.max(...finite)];
+    const columns = element("div", { class: "columns" });
+    for (const { first, last, mean } of parts) {
+      const fill = element("span", { class: "fill" });
+      const share = high > low ? (mean - low) / (high - low) : 1;
+      fill.style.height = Number.isFinite(mean) ? `${Math.max(3, 100 * share)}%` : "0";
+      const asked = first === last ? String(first) : `${first}..${last}`;
+      const isChosen = chosen === asked;
+      const steps = first === last ? `step ${first}` : `steps ${first} to ${last}`;
+      const name = `${steps}: mean ${title} ${viewer.short(mean)}`;
+      columns.append(
+        element(
+          "button",
+          {
+            type: "button", class: "column", title: name, "aria-label": name,
+            "aria-pressed": String(isChosen),
+            onclick: () => click(isChosen ? "" : asked),
+          },
+          fill,
+        ),
+      );
+    }
+    const ends = element(
+      "div", { class: "ends" },
+      element("span", {}, `step ${parts[0].first}`),
+      element("span", {}, `${viewer.short(low)} to ${viewer.short(high)}`),
+      element("span", {}, `step ${parts.at(-1).last}`),
+    );
+    return facet(`${title} by step`, columns, ends);
+  };
+
+  // [{first, last, mean}]: steps that follow each other, in MOST_COLUMNS parts at most.
+  function partsOfSteps(values, rows) {
     const sums = new Map();
     for (const i of rows) {
       const step = viewer.table.step[i];
@@ -145,35 +185,15 @@
       sums.set(step, entry);
     }
     const steps = [...sums.keys()].sort((a, b) => a - b);
-    const means = steps.map((step) => sums.get(step)[0] / sums.get(step)[1]);
-    const finite = means.filter(Number.isFinite);
-    if (!finite.length) return null;
-    const [low, high] = [Math.min(0, ...finite), Math.max(...finite)];
-    const columns = element("div", { class: "columns" });
-    steps.forEach((step, k) => {
-      const fill = element("span", { class: "fill" });
-      const share = high > low ? (means[k] - low) / (high - low) : 1;
-      fill.style.height = Number.isFinite(means[k]) ? `${Math.max(3, 100 * share)}%` : "0";
-      const isChosen = chosen === step;
-      const name = `step ${step}: mean ${title} ${viewer.short(means[k])}`;
-      columns.append(
-        element(
-          "button",
-          {
-            type: "button", class: "column", title: name, "aria-label": name,
-            "aria-pressed": String(isChosen),
-            onclick: () => click(isChosen ? "" : String(step)),
-          },
-          fill,
-        ),
-      );
-    });
-    const ends = element(
-      "div", { class: "ends" },
-      element("span", {}, `step ${steps[0]}`),
-      element("span", {}, `${viewer.short(low)} to ${viewer.short(high)}`),
-      element("span", {}, `step ${steps.at(-1)}`),
-    );
-    return facet(`${title} by step`, columns, ends);
-  };
+    const size = Math.ceil(steps.length / MOST_COLUMNS);
+    const parts = [];
+    for (let k = 0; k < steps.length; k += size) {
+      const together = steps.slice(k, k + size);
+      const entries = together.map((step) => sums.get(step));
+      const sum = entries.reduce((total, entry) => total + entry[0], 0);
+      const count = entries.reduce((total, entry) => total + entry[1], 0);
+      parts.push({ first: together[0], last: together.at(-1), mean: sum / count });
+    }
+    return parts;
+  }
 }

@@ -26,6 +26,8 @@
   function missing(main) {
     viewer.replace(main, element("section", { class: "fault" },
       element("h2", {}, "This episode is not in the viewer."),
+      viewer.table.manifest.goes_on ? element("p", {}, "The run goes on, and this viewer is made "
+        + "again meanwhile: later steps come. Load the page again.") : null,
       element("p", {}, "Its record was thinned out, or could not be read; the notes at the top "
         + "of the page say which lines were damaged. "),
       element("a", { href: "#list" }, "All episodes")));
@@ -80,6 +82,7 @@
       ["reward", viewer.short(table.reward[i])], ["ending", viewer.textOf("ending", i) || "–"],
       ["turns", table.turns[i]], ["tokens", table.tokens[i]],
     ];
+    if (!Number.isNaN(table.seconds[i])) facts.push(["seconds", told(table.seconds[i], i)]);
     if (table.attempts[i] > 1) facts.push(["played", `${table.attempts[i]} times`]);
     if (table.rows[i] > 1) facts.push(["rows", table.rows[i]]);
     if (table.no_spread[i]) facts.push(["group", "without spread"]);
@@ -104,6 +107,15 @@
         element("div", { class: "fact" }, element("dt", {}, name),
           element("dd", {}, viewer.plainText(value))))),
       episode.faults.map((fault) => element("p", { class: "note" }, viewer.plainText(fault))));
+  }
+
+  // "12 (engine 8, environment 3)".
+  function told(seconds, i) {
+    const parts = [["engine", "engine_seconds"], ["environment", "env_seconds"]]
+      .map(([what, name]) => [what, viewer.table[name][i]])
+      .filter(([, value]) => value > 0)
+      .map(([what, value]) => `${what} ${viewer.short(value, 2)}`);
+    return viewer.short(seconds, 2) + (parts.length ? ` (${parts.join(", ")})` : "");
   }
 
   // Whether there are other episodes of its group, and of its task: else a page of them is empty.
@@ -208,7 +220,7 @@
     const said = found ? element("div", { class: "said" },
       viewer.tokenSpans(shown, found.row, found.places)) : viewer.block(turn.text);
     if (!found && !turn.text) said.append(element("span", { class: "hint" }, "(empty)"));
-    const label = element("span", {}, `policy, turn ${number}`, turnFacts(turn.facts));
+    const label = element("span", {}, `policy, turn ${number + 1}`, turnFacts(turn.facts));
     const answers = turn.asked ? [] : turn.observation;
     return [
       turn.asked ? asked(turn, number) : null,
@@ -222,7 +234,7 @@
   function asked(turn, number) {
     const isNext = turn.behind === number - 1;
     const begins = typeof turn.behind !== "number";
-    const place = begins ? "a conversation begins" : `goes on behind turn ${turn.behind}`;
+    const place = begins ? "a conversation begins" : `goes on behind turn ${turn.behind + 1}`;
     return [
       isNext || (begins && number === 0) ? null : element("p", { class: "hint branch" }, place),
       turn.asked.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
@@ -233,6 +245,9 @@
     const shownFacts = [];
     if (facts.reward) shownFacts.push(`reward ${viewer.short(facts.reward)}`);
     if (facts.finish_reason === "length") shownFacts.push("cut: too long");
+    const took = [["engine", facts.engine_seconds], ["environment", facts.env_seconds]]
+      .filter(([, seconds]) => typeof seconds === "number" && seconds > 0);
+    for (const [what, seconds] of took) shownFacts.push(`${what} ${viewer.short(seconds, 2)} s`);
     if (facts.done === true) shownFacts.push("the last");
     if (facts.finish_reason in UNTAKEN) shownFacts.push(UNTAKEN[facts.finish_reason]);
     return shownFacts.map((text) => element("span", { class: "tag" }, text));
@@ -276,7 +291,7 @@
 
   function failedAttempt(attempt, number) {
     const turns = attempt.turns.map((turn, k) => [
-      bubble(`policy, turn ${k}`, viewer.block(turn.text), "policy"),
+      bubble(`policy, turn ${k + 1}`, viewer.block(turn.text), "policy"),
       turn.observation.map(([role, text]) => bubble(role, viewer.block(text), "env")),
     ]);
     return element("details", { class: "attempt" },

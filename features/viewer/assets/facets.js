@@ -3,6 +3,7 @@
 "use strict";
 
 {
+  const MOST_NAMES = 60;
   const MARKS = ["failed", "refilled", "empty", "spread", "stale", "cut", "masked"];
 
   viewer.facets = function (values, tests, found, change) {
@@ -13,11 +14,15 @@
       viewer.histogram("Reward", viewer.table.reward, all, others("reward"),
         rangeOf(values.reward), (range) => change({ reward: range })),
       viewer.bySteps("Reward", viewer.table.reward, others("step"),
-        values.step === undefined ? null : Number(values.step), (step) => change({ step })),
+        values.step || null, (step) => change({ step })),
       textBars("Ending", "ending", "ending", all, others, values, change),
       marks(tests, found, all, others, values, change),
+      solved(all, others, values, change),
+      names(all, others, values, change),
       viewer.histogram("Tokens", viewer.table.tokens, all, others("tokens"),
         rangeOf(values.tokens), (range) => change({ tokens: range })),
+      viewer.histogram("Seconds", viewer.table.seconds, all, others("seconds"),
+        rangeOf(values.seconds), (range) => change({ seconds: range })),
       viewer.histogram("Turns", viewer.table.turns, all, others("turns"),
         rangeOf(values.turns), (range) => change({ turns: range })),
       fates(all, others, values, change),
@@ -72,6 +77,26 @@
     const texts = viewer.table.texts[column];
     if (texts.length < 2 && key === "source") return null;
     return barsOf(title, key, (i) => [texts[viewer.table[column][i]]], all, others, values, change);
+  }
+
+  // Episodes of tasks that were never, sometimes or always solved, where there are several tasks.
+  function solved(all, others, values, change) {
+    if (viewer.table.texts.task.length < 2) return null;
+    const { classOf } = viewer.tasks();
+    const [counts, selected] = [countBy(all, (i) => [classOf(i)]),
+      countBy(others("solved"), (i) => [classOf(i)])];
+    return viewer.bars("Their task is", Object.entries(viewer.taskClasses)
+      .filter(([kind]) => counts.has(kind)).map(([kind, label]) => [
+        label, counts.get(kind), selected.get(kind) || 0, values.solved === kind,
+        () => change(toggled("solved", values, kind)),
+      ]));
+  }
+
+  // Tasks by their names; where each has few episodes, as with seeds, the list of tasks is of use.
+  function names(all, others, values, change) {
+    const count = viewer.table.texts.task_name.length;
+    if (count < 2 || (count > MOST_NAMES && !values.name)) return null;
+    return textBars("Task", "name", "task_name", all, others, values, change);
   }
 
   function tools(all, others, values, change) {

@@ -10,10 +10,12 @@
   viewer.filters = {
     run: ["run", (i, wanted) => table().run[i] === wanted, Number],
     kind: ["kind", (i, wanted) => (table().val[i] ? "val" : "train") === wanted],
-    step: ["step", (i, wanted) => table().step[i] === wanted, Number],
+    step: ["step", range("step"), parseRange],
     group: ["group", text("uid")],
     source: ["environment", text("source")],
     task: ["task", text("task")],
+    name: ["task", text("task_name")],
+    solved: ["task", (i, wanted) => viewer.tasks().classOf(i) === wanted],
     ending: ["ending", text("ending")],
     tool: ["tool", (i, wanted) => viewer.textOf("tools", i).split("\n").includes(wanted)],
     fate: ["tokens that are", (i, wanted) => (table().fates[i] >>> wanted) & 1, fateNumber],
@@ -21,6 +23,7 @@
     tokens: ["tokens", range("tokens"), parseRange],
     turns: ["turns", range("turns"), parseRange],
     rows: ["rows", range("rows"), parseRange],
+    seconds: ["seconds", range("seconds"), parseRange],
     refilled: ["played again", (i) => table().attempts[i] > 1],
     spread: ["group without spread", (i) => table().no_spread[i] === 1],
     empty: ["empty answers", (i) => table().empty[i] === 1],
@@ -44,11 +47,12 @@
   // Numbers that a list is sorted by; the largest distance from 1 is called ratio.
   viewer.sortKeys = [
     "step", "reward", "tokens", "turns", "mismatch", "ratio", "entropy", "kl", "advantage",
-    "gradient", "seconds", "attempts", "rows",
+    "gradient", "seconds", "env_seconds", "engine_seconds", "attempts", "rows",
   ];
 
   // Prepares the tests of an address's values: [key, row -> truth].
   viewer.testsOf = function (values) {
+    viewer.asked = values;
     const tests = [];
     for (const [key, value] of Object.entries(values)) {
       if (!Object.hasOwn(viewer.filters, key) || value === "") continue;

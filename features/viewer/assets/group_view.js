@@ -90,7 +90,7 @@
     const [episode] = episodes;
     const parts = episode.messages.map(([role, text]) => bubble(role, text, "env"));
     for (let turn = 0; turn < first.turn; turn += 1) {
-      parts.push(bubble(`policy, turn ${turn}`, episode.turns[turn].text, "policy"));
+      parts.push(bubble(`policy, turn ${turn + 1}`, episode.turns[turn].text, "policy"));
       for (const [role, text] of episode.turns[turn].observation) parts.push(bubble(role, text, "env"));
     }
     const what = first.turn
@@ -130,7 +130,7 @@
     }
     const reward = found.facts.reward ? `, reward ${viewer.short(found.facts.reward)}` : "";
     return element("div", { class: "turn-cell" },
-      bubble(`turn ${turn}${reward}`, found.text || "(empty)", "policy"),
+      bubble(`turn ${turn + 1}${reward}`, found.text || "(empty)", "policy"),
       found.observation.map(([role, text]) => bubble(role, text, "env")));
   }
 }

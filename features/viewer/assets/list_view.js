@@ -6,27 +6,11 @@
   // Rows above and below those in sight.
   const MARGIN_ROWS = 12;
   const REDRAW_MS = 100;
-  // Characters of an ending that are shown; the whole stands in its title.
-  const MOST_OF_ENDING = 22;
-  const LETTER_PX = 8;
-  // Columns: key, heading, sentence, text of row i.
-  const number = (name) => (i) => shown(viewer.table[name][i]);
-  const COLUMNS = [
-    ["step", "Step", "training step", (i) => viewer.table.step[i]],
-    ["reward", "Reward", "what is trained on", number("reward")],
-    ["advantage", "Advantage", "mean over trained tokens", number("advantage")],
-    ["turns", "Turns", "answers of the policy", number("turns")],
-    ["tokens", "Tokens", "that the policy sampled", number("tokens")],
-    ["mismatch", "Mismatch", "largest |engine − trainer| of a token, nats", number("mismatch")],
-    ["ratio", "Ratio", "largest new/old probability of a token, or old/new", number("ratio")],
-    ["entropy", "Entropy", "mean, nats", number("entropy")],
-    ["kl", "KL", "mean log-prob less the reference's, nats", number("kl")],
-    ["gradient", "Gradient", "share of the step's gradient", number("gradient")],
-  ];
   const SORTS = {
     step: "step", reward: "reward", advantage: "advantage", tokens: "tokens", turns: "turns",
     mismatch: "mismatch", ratio: "ratio", entropy: "entropy", kl: "KL", gradient: "gradient",
-    seconds: "seconds", attempts: "times played", rows: "rows",
+    seconds: "seconds", env_seconds: "environment's seconds", engine_seconds: "engine's seconds",
+    attempts: "times played", rows: "rows",
   };
   // Orders that are colours of tokens, too.
   const COLORED = ["mismatch", "ratio", "entropy", "kl", "advantage"];
@@ -34,15 +18,6 @@
     ["failed", "failed"], ["no_spread", "no spread"], ["empty", "empty"], ["stale", "stale"],
     ["cut", "cut"], ["masked", "masked"],
   ];
-
-  // So that a number fits its column: 1230, 1.2e5.
-  function shown(value) {
-    if (Number.isNaN(value)) return "–";
-    const size = Math.abs(value);
-    if (!Number.isFinite(value) || size < 1000) return viewer.short(value, 3);
-    if (size < 99999.5) return viewer.short(Math.round(value));
-    return value.toExponential(1).replace("+", "").replace("-", "−");
-  }
 
   // All episodes, for those who come to a page by its address.
   viewer.listAll = function () {
@@ -53,8 +28,10 @@
   viewer.listed = { rows: [], values: {}, found: null };
 
   viewer.views.list = async function (main, { values }) {
-    const listed = { rows: [], values, found: viewer.listed.found, columns: columnsInUse() };
+    const listed = { rows: [], values, found: viewer.listed.found };
+    listed.columns = viewer.columnsOf(values);
     viewer.listed = listed;
+    viewer.asked = values;
     document.title = "Episodes";
     if (!values.text) listed.found = null;
     else if (!listed.found || listed.found.text !== values.text) {
@@ -64,12 +41,11 @@
     }
     const parts = frame(main, listed);
     refresh(listed, parts);
+    if (listed.columns.includes("answer") && !viewer.answers) {
+      viewer.loadAnswers().then(() => parts.body.isConnected && draw(listed, parts));
+    }
     if (listed.found) verifyAll(listed, parts);
   };
-
-  function columnsInUse() {
-    return COLUMNS.filter(([key]) => key === "step" || viewer.table.has[key]);
-  }
 
   function change(listed, changes) {
     const values = { ...listed.values, ...changes };
@@ -87,13 +63,23 @@
     const open = window.innerWidth > 900;
     const fold = element("details", { class: "facets-fold", open },
       element("summary", {}, "Distributions"), side);
-    const bar = element("div", { class: "list-bar" }, status, chips, sortPicker(listed));
+    const bar = element("div", { class: "list-bar" }, status, chips,
+      element("a", { class: "to-tasks", href: tasksAddress(listed.values) }, "by task"),
+      viewer.columnPicker(listed.values, (changes) => change(listed, changes)), sortPicker(listed));
     viewer.replace(main, element("div", { class: "list-page" }, fold,
       element("div", { class: "list-main" }, bar, grid)));
     const parts = { status, chips, head, body, scroll, side, grid };
-    scroll.addEventListener("scroll", () => draw(listed, parts), { passive: true });
+    scroll.addEventListener("scroll", () => {
+      draw(listed, parts);
+      lookLater(listed, parts);
+    }, { passive: true });
     new ResizeObserver(() => draw(listed, parts)).observe(scroll);
     return parts;
+  }
+
+  // The tasks of the episodes that the list shows, but for what is searched for.
+  function tasksAddress({ text, sort, columns, ...filters }) {
+    return viewer.address(["tasks"], filters);
   }
 
   function sortPicker(listed) {
@@ -124,7 +110,7 @@
     const { found, rows } = listed;
     const all = thousands(viewer.table.size);
     let text = `${thousands(rows.length)} of ${all} episodes`;
-    if (found) {
+    if (found && !found.isExact) {
       const open = rows.filter((i) => !found.looked[i]).length;
       if (open) text = `at most ${text}, ${thousands(open)} still to be looked into`;
     }
@@ -149,6 +135,7 @@
 
   function shortValue(key, value) {
     if (key === "task") return value.slice(0, 6);
+    if (key === "solved") return viewer.taskClasses[value] || value;
     const [low, high] = value.split("..");
     if (high === undefined || Number.isNaN(Number(low))) return value;
     const [first, last] = [viewer.short(Number(low)), viewer.short(Number(high))];
@@ -157,7 +144,12 @@
 
   function drawHead(listed, parts) {
     const sort = listed.values.sort || "";
-    const cells = listed.columns.map(([key, label, sentence]) => {
+    const cells = listed.columns.map((key) => {
+      const { label, sentence, isSortable } = viewer.columnHead(key);
+      if (!isSortable) {
+        return element("div", { class: `cell c-${key}`, role: "columnheader", title: sentence },
+          label);
+      }
       const isSorted = sort.replace(/^-/, "") === key;
       const descends = sort.startsWith("-");
       const next = isSorted && descends ? key : isSorted ? "" : `-${key}`;
@@ -167,26 +159,18 @@
         element("button", { type: "button", title: sentence,
           onclick: () => change(listed, { sort: next }) }, label + arrow));
     });
-    const plain = (name, label) => element("div",
-      { class: `cell c-${name}`, role: "columnheader" }, label);
-    cells.splice(2, 0, plain("ending", "Ending"), plain("text", "Task"));
     viewer.replace(parts.head, cells);
-    const widths = listed.columns.map(([key]) => `var(--w-${key}, 72px)`);
-    widths.splice(2, 0, `${longestEnding() * LETTER_PX + 22}px`, "minmax(180px, 1fr)");
-    parts.grid.style.setProperty("--columns", widths.join(" "));
-  }
-
-  // The characters that the endings need.
-  function longestEnding() {
-    const lengths = viewer.table.texts.ending.map((ending) => ending.length);
-    return Math.min(MOST_OF_ENDING, Math.max("Ending".length, ...lengths));
+    const { grid, least } = viewer.columnWidths(listed.columns);
+    parts.grid.style.setProperty("--columns", grid);
+    parts.grid.style.setProperty("--least", `${least}px`);
   }
 
   // Draws the rows in sight.
   function draw(listed, parts) {
     const { rows } = listed;
     parts.body.style.height = `${Math.max(1, rows.length) * ROW_HEIGHT}px`;
-    const height = parts.scroll.clientHeight || 600;
+    // However tall a style makes the list, a window shows no more than its own height.
+    const height = Math.min(parts.scroll.clientHeight || 600, window.innerHeight);
     const first = Math.max(0, Math.floor(parts.scroll.scrollTop / ROW_HEIGHT) - MARGIN_ROWS);
     const last = Math.min(rows.length, first + Math.ceil(height / ROW_HEIGHT) + 2 * MARGIN_ROWS);
     const focused = document.activeElement?.closest?.(".list-row")?.dataset.place;
@@ -202,6 +186,9 @@
   }
 
   function whyNothing(listed) {
+    if (!viewer.table.size && viewer.table.manifest.goes_on) {
+      return "The run has just begun. Its episodes come here as it goes on: load the page again.";
+    }
     if (!viewer.table.size) return "No episodes were found.";
     const ofSearch = " A search finds what one message, answer or error holds, not what reaches "
       + "from one into the next.";
@@ -214,24 +201,32 @@
 
   function rowOf(listed, place) {
     const i = listed.rows[place];
-    const cells = listed.columns.map(([key, , , text]) =>
-      element("div", { class: `cell c-${key}`, role: "cell" }, text(i)));
-    if (viewer.table.hasKinds) {
-      const kind = viewer.table.val[i] ? "val" : "train";
-      cells[0].append(element("span", { class: `tag k-${kind}` }, kind));
-    }
-    if (viewer.table.manifest.runs.length > 1) {
-      cells[0].prepend(element("span", { class: "tag run" }, `run ${viewer.table.run[i]}`));
-    }
-    const ending = viewer.plainText(viewer.textOf("ending", i));
-    cells.splice(2, 0,
-      element("div", { class: "cell c-ending", role: "cell", title: ending }, ending),
-      element("div", { class: "cell c-text", role: "cell" }, marksOf(i), textCell(listed, i)));
+    const cells = listed.columns.map((key) => cellOf(listed, key, i));
     const href = viewer.episodeAddress(i, { color: colorOf(listed.values) });
     const row = element("a", { class: "list-row", role: "row", href,
       "data-place": place, "aria-rowindex": place + 2 }, cells);
     row.style.top = `${place * ROW_HEIGHT}px`;
     return row;
+  }
+
+  function cellOf(listed, key, i) {
+    if (key === "ending") {
+      const ending = viewer.plainText(viewer.textOf("ending", i));
+      return element("div", { class: "cell c-ending", role: "cell", title: ending }, ending);
+    }
+    if (key === "text") {
+      return element("div", { class: "cell c-text", role: "cell" }, marksOf(i), textCell(listed, i));
+    }
+    const cell = element("div", { class: `cell c-${key}`, role: "cell" }, viewer.columnText(key, i));
+    if (key !== "step") return cell;
+    if (viewer.table.hasKinds) {
+      const kind = viewer.table.val[i] ? "val" : "train";
+      cell.append(element("span", { class: `tag k-${kind}` }, kind));
+    }
+    if (viewer.table.manifest.runs.length > 1) {
+      cell.prepend(element("span", { class: "tag run" }, `run ${viewer.table.run[i]}`));
+    }
+    return cell;
   }
 
   // What an episode's tokens are coloured by when it is opened: what the list asks for.
@@ -263,6 +258,13 @@
     return marks;
   }
 
+  // Where the index knows which rows hold the text, it is looked for in those in sight alone.
+  function lookLater(listed, parts) {
+    if (!listed.found?.isExact) return;
+    clearTimeout(listed.looking);
+    listed.looking = setTimeout(() => verifyAll(listed, parts), REDRAW_MS);
+  }
+
   // Looks into the texts: of the rows in sight first, then of all that the index found, in the
   // list's order, so that the top of the list is right first.
   async function verifyAll(listed, parts) {
@@ -279,6 +281,11 @@
       listed.isSettled = listed.isSettled || listed.inSight.every((i) => found.looked[i]);
     };
     await viewer.verify(found, listed.inSight, progress, isCurrent);
+    if (found.isExact) {
+      listed.isSettled = true;
+      if (isCurrent()) draw(listed, parts);
+      return;
+    }
     await viewer.verify(found, listed.rows, progress, isCurrent);
     if (isCurrent()) refresh(listed, parts);
     listed.isSettled = true;

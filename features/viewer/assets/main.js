@@ -63,8 +63,11 @@
     });
     viewer.replace(document.getElementById("top"),
       element("a", { class: "home", href: "#list" }, "Episodes"),
+      element("a", { class: "to-tasks", href: "#tasks" }, "Tasks"),
       element("span", { class: "runs", title: runNames(manifest) }, runPicker(manifest)),
       input,
+      manifest.goes_on ? element("span", { class: "goes-on", title: "The run makes this viewer "
+        + "again as it goes on: load the page again." }, reach(manifest)) : null,
       faults(manifest),
       element("button", { type: "button", class: "keys", onclick: viewer.showHelp,
         "aria-label": "Keys" }, "?"));
@@ -72,6 +75,13 @@
       event.preventDefault();
       main.focus();
     });
+  }
+
+  // How far a viewer reaches that was made while its run went on.
+  function reach({ steps }) {
+    const made = steps.filter((step) => step.kind === "train").map((step) => step.step);
+    return made.length ? `the run goes on; up to step ${Math.max(...made)}`
+      : "the run goes on; no step yet";
   }
 
   const runNames = (manifest) => manifest.runs.map((run) => viewer.plainText(run.folder)).join(", ");

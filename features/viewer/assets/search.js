@@ -4,7 +4,9 @@
 
 {
   // How long the indexed sequences are.
-  const LENGTHS = [5, 3, 2, 1];
+  const LENGTHS = [5, 4, 3, 2, 1];
+  const MIX = 0x9e3779b1;
+  const CHECK_MIX = 0x85ebca6b;
   const LONG_STEP = 255;
   // Of a long text so many sequences are looked up.
   const MOST_LOOKED_UP = 12;
@@ -19,10 +21,10 @@
     });
   };
 
-  function numberOf(folded, start, length) {
+  function numberOf(folded, start, length, mix) {
     let mixed = length;
     for (let place = start; place < start + length; place += 1) {
-      mixed = Math.imul(mixed ^ folded.charCodeAt(place), 0x9e3779b1) >>> 0;
+      mixed = Math.imul(mixed ^ folded.charCodeAt(place), mix) >>> 0;
       mixed = (mixed ^ (mixed >>> 15)) >>> 0;
     }
     return mixed;
@@ -32,14 +34,15 @@
   function numbersOf(folded) {
     const length = LENGTHS.find((one) => one <= folded.length);
     const numbers = new Set();
-    for (let i = 0; i + length <= folded.length; i += 1) numbers.add(numberOf(folded, i, length));
+    for (let i = 0; i + length <= folded.length; i += 1) numbers.add(numberOf(folded, i, length, MIX));
     const all = [...numbers];
     const step = Math.max(1, Math.ceil(all.length / MOST_LOOKED_UP));
     return all.filter((_, i) => i % step === 0);
   }
 
-  function episodesOf({ arrays }, number) {
-    const { numbers, ends, steps } = arrays;
+  // The place of a sequence's number in a file of the index; -1 where it has none.
+  function placeOf({ arrays }, number) {
+    const { numbers } = arrays;
     let low = 0;
     let high = numbers.length;
     while (low < high) {
@@ -47,8 +50,14 @@
       if (numbers[middle] < number) low = middle + 1;
       else high = middle;
     }
+    return numbers[low] === number ? low : -1;
+  }
+
+  function episodesOf(file, number) {
+    const { ends, steps } = file.arrays;
     const found = [];
-    if (numbers[low] !== number) return found;
+    const low = placeOf(file, number);
+    if (low < 0) return found;
     let place = low ? ends[low - 1] : 0;
     let episode = -1;
     while (place < ends[low]) {
@@ -79,8 +88,21 @@
       for (const episode of episodesOf(files[k], number)) holds[episode] = 1;
       for (let i = 0; i < size; i += 1) found.candidates[i] &= holds[i];
     });
+    found.isExact = isIndexed(folded, numbers, files, found);
     return found;
   };
+
+  // Whether the index alone tells which episodes hold a text: it is one of its sequences.
+  function isIndexed(folded, [number], [file], found) {
+    if (!LENGTHS.includes(folded.length)) return false;
+    const place = placeOf(file, number);
+    const check = place < 0 ? 1 : file.arrays.checks[place];
+    // Two sequences share the number.
+    if (check === 0) return false;
+    const own = (numberOf(folded, 0, folded.length, CHECK_MIX) | 1) >>> 0;
+    if (place >= 0 && check !== own) found.candidates.fill(0);
+    return true;
+  }
 
   // Looks into the texts of candidates, those of one file after the other; calls `progress` after
   // each file. Episodes that do not hold the text are candidates no longer.

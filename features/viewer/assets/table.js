@@ -4,11 +4,11 @@
 {
   const NUMBERS = [
     "reward", "tokens", "turns", "mismatch", "ratio", "entropy", "kl", "advantage", "gradient",
-    "seconds", "attempts", "rows",
+    "seconds", "env_seconds", "engine_seconds", "attempts", "rows",
   ];
   const INTEGERS = ["step", "run", "page", "in_page", "text_page", "fates", "val"];
   const FLAGS = ["no_spread", "empty", "stale", "masked", "failed", "cut"];
-  const TEXTS = ["uid", "ending", "source", "task", "beginning", "tools"];
+  const TEXTS = ["uid", "ending", "source", "task", "task_name", "beginning", "tools"];
 
   // Loads the manifest and all parts of the table.
   viewer.loadTable = async function () {
@@ -63,6 +63,21 @@
     );
 
   viewer.textOf = (name, i) => viewer.table.texts[name][viewer.table[name][i]];
+
+  let answers = null;
+
+  // Loads the ends of all last answers, once; `viewer.answers` has them by row.
+  viewer.loadAnswers = function () {
+    answers ||= (async () => {
+      const found = [];
+      for (let chunk = 0; chunk < viewer.table.manifest.chunks; chunk += 1) {
+        const { header } = await viewer.load(`answers/${chunk}`, { keep: false });
+        for (const answer of header.answers) found.push(answer);
+      }
+      viewer.answers = found;
+    })();
+    return answers;
+  };
 
   // Loads what the page of row i shows: its description, arrays by "row.name", and token texts.
   viewer.loadEpisode = async function (i) {

@@ -20,13 +20,16 @@
     }
     const chosen = (values.show || "").split(",").filter(Boolean).map(Number)
       .filter((i) => rows.includes(i)).slice(0, MOST_BESIDE);
-    const meetings = meetingsOf(rows);
+    viewer.asked = values;
+    const passAt = viewer.passAt(values);
+    const meetings = meetingsOf(rows, passAt);
     const article = element("article", { class: "task" },
       element("nav", { "aria-label": "Place" },
         element("a", { href: viewer.listAddress(viewer.listed.values) }, "List"), " › ",
+        element("a", { href: "#tasks" }, "tasks"), " › ",
         element("a", { href: viewer.listAddress({ task: parts[0] }) }, "all its episodes")),
       element("h1", {}, "The same task, ", plural(meetings.length, "time")),
-      element("p", { class: "said" }, viewer.visible(viewer.textOf("beginning", rows[0]))),
+      element("p", { class: "said" }, viewer.taskWords(rows[0])),
       meetings.length > 1 ? chart(meetings) : null,
       table(meetings, chosen, parts[0]));
     if (chosen.length) {
@@ -37,7 +40,7 @@
   };
 
   // When the task was met: the episodes of one run, kind and step.
-  function meetingsOf(rows) {
+  function meetingsOf(rows, passAt) {
     const { table } = viewer;
     const found = new Map();
     for (const i of rows) {
@@ -52,6 +55,7 @@
       meeting.rows.sort((a, b) => table.reward[b] - table.reward[a]);
       const rewards = meeting.rows.map((i) => table.reward[i]);
       meeting.mean = rewards.reduce((sum, one) => sum + one, 0) / rewards.length;
+      meeting.solved = meeting.rows.filter((i) => viewer.isSolved(i, passAt)).length;
       [meeting.high, meeting.low] = [rewards[0], rewards.at(-1)];
     }
     return meetings.sort((a, b) => a.step - b.step || a.val - b.val || a.run - b.run);
@@ -69,7 +73,7 @@
         element("a", { href: viewer.episodeAddress(i) }, viewer.short(viewer.table.reward[i])));
     });
     const several = viewer.table.manifest.runs.length > 1;
-    const heads = [several ? "run" : null, "step", "mean", "lowest", "highest",
+    const heads = [several ? "run" : null, "step", "solved", "mean", "lowest", "highest",
       `episodes (choose up to ${MOST_BESIDE} to put beside each other)`].filter(Boolean);
     return element("div", { class: "scroll" }, element("table", { class: "meetings" },
       element("thead", {}, element("tr", {},
@@ -78,6 +82,7 @@
         several ? element("td", {}, String(meeting.run)) : null,
         element("td", {}, element("a", { href: viewer.groupAddress(meeting.rows[0]) },
           `${meeting.val ? "val " : ""}${meeting.step}`)),
+        element("td", {}, `${meeting.solved} of ${meeting.rows.length}`),
         element("td", {}, viewer.short(meeting.mean)),
         element("td", {}, viewer.short(meeting.low)),
         element("td", {}, viewer.short(meeting.high)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,6 +152,7 @@ def test_gaes_turns_have_values_and_deltas(tmp_path: Path) -> None:
         assert told["value"] == pytest.approx(columns["values"][sampled][of_turn][0])
         assert told["delta"] == pytest.approx(deltas[of_turn].sum(), abs=1e-4)
         assert told["tokens"] == of_turn.sum()
+        assert told["turn"] == turn + 1
 
 
 def test_turn_returns_baseline_is_the_others_mean(tmp_path: Path) -> None:
@@ -207,6 +209,39 @@ def test_a_task_is_the_same_over_steps_and_runs(tmp_path: Path) -> None:
     rows = listed(make_viewer(tmp_path / "one", tmp_path / "other"))
     assert len({row["task"] for row in rows}) == 4
     assert {(row["run"], row["step"]) for row in rows} == {(0, 1), (0, 2), (1, 1), (1, 2)}
+
+
+def test_a_task_that_its_environment_names_is_one_whatever_its_seed(tmp_path: Path) -> None:
+    make_run(tmp_path, Made(steps=2))
+    for step in (1, 2):
+        episodes = lines_of(tmp_path, step)
+        for number, episode in enumerate(episodes):
+            episode["task_name"] = "even" if number % 2 == 0 else ""
+        write_lines(tmp_path, step, episodes)
+    rows = listed(make_viewer(tmp_path))
+    assert len({row["task"] for row in rows if row["task_name"] == "even"}) == 1
+    assert {row["task_name"] for row in rows} == {"even", *(f"seed {100 + n}" for n in range(4))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({"task_name": "x" * 500}, "x" * 80),
+        ({"task_name": {"deep": [1]}}, '{"deep": [1]}'),
+        ({"task": {"question": "how?"}}, '{"question": "how?"}'),
+        ({"task": {"question": "h" * 500}}, '{"question": "' + "h" * 65 + "…"),
+        ({"env_seed": None}, ""),
+        ({"environment": ""}, ""),
+    ],
+)
+def test_a_task_is_labelled_whatever_its_record_says(
+    tmp_path: Path, changes: dict[str, Any], label: str
+) -> None:
+    make_run(tmp_path, Made(steps=1, groups=1, members=1))
+    (episode,) = lines_of(tmp_path, 1)
+    write_lines(tmp_path, 1, [{**episode, **changes}])
+    (row,) = listed(make_viewer(tmp_path))
+    assert row["task_name"] == label
 
 
 def test_damaged_lines_and_files_cost_their_own_episodes(tmp_path: Path) -> None:

@@ -41,8 +41,9 @@ def decode(arrays: dict[str, np.ndarray], number: int) -> list[int]:
 
 
 def test_postings_are_read_back_with_long_steps() -> None:
-    pairs = np.array([[7, 0], [7, 254], [7, 509], [7, 70000], [9, 3], [9, 258]], dtype=np.uint32)
-    arrays = encode_postings(pairs)
+    pairs = [[7, 0, 5], [7, 254, 5], [7, 509, 5], [7, 70000, 5], [9, 3, 1], [9, 258, 1]]
+    arrays = encode_postings(np.array(pairs, dtype=np.uint32))
+    assert arrays["checks"].tolist() == [5, 1]
     assert decode(arrays, 7) == [0, 254, 509, 70000]
     assert decode(arrays, 9) == [3, 258]
     assert decode(arrays, 8) == []
@@ -53,7 +54,8 @@ def test_a_texts_sequences_are_among_those_of_what_holds_it(text: str, data: st.
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
     part = data.draw(st.sampled_from([text[start:end], fold(text[start:end])]))
-    assert set(numbers_of([part]).tolist()) <= set(numbers_of([text]).tolist())
+    numbers = {tuple(number) for number in numbers_of([part]).tolist()}
+    assert numbers <= {tuple(number) for number in numbers_of([text]).tolist()}
 
 
 def test_lone_surrogates_and_other_scripts_have_sequences() -> None:
@@ -70,6 +72,19 @@ def test_what_does_not_fit_into_memory_is_found_all_the_same(
         index.add(number, [text])
     index.write(DataFolder(tmp_path / "data"))
     assert not (tmp_path / "temporary").exists()
-    for number in numbers_of(["hello"]).tolist():
+    for number, check in numbers_of(["hello"]).tolist():
         _, arrays = unpack(tmp_path / f"data/search/{number >> FILE_SHIFT}.js")
         assert decode(arrays, number) == list(range(40))
+        assert arrays["checks"][np.searchsorted(arrays["numbers"], number)] == check > 0
+
+
+def test_two_sequences_that_share_a_number_are_told_by_their_check() -> None:
+    pairs = [[7, 0, 3], [7, 1, 3], [7, 1, 5], [7, 2, 5], [9, 0, 3]]
+    arrays = encode_postings(np.array(pairs, dtype=np.uint32))
+    assert arrays["checks"].tolist() == [0, 3]
+    assert decode(arrays, 7) == [0, 1, 2]
+
+
+def test_a_hundred_thousand_sequences_have_checks_of_their_own() -> None:
+    numbers = numbers_of([f"{number:05d}" for number in range(100_000)])
+    assert len(np.unique(numbers, axis=0)) == 10 + 100 + 1000 + 10_000 + 100_000

@@ -89,7 +89,7 @@ def test_the_readmes_environment_trains_and_its_episodes_are_read(
     assert re.search(r"2.jsonl line \d+: reward \d\.\d\d, ending done\n  user: the number is", said)
     assert "all the same" in said and "actor/pg_loss" in said
     assert "The loss moved this token's log-prob." in said
-    assert "[turn 0, record] assistant: " in said and "[turn 1, model] assistant: " in said
+    assert "[turn 1, record] assistant: " in said and "[turn 2, model] assistant: " in said
 
 
 def test_every_entry_of_an_episode_is_on_its_page(game_folder: Path) -> None:

@@ -67,12 +67,12 @@ def test_a_programs_branches_are_a_tree_and_its_errors_are_shown(
     browser.open(page(tmp_path / "run", address))
     browser.wait("document.querySelector('.tree li li .node')")
     text = browser.run("return document.querySelector('.tree li li .node').textContent")
-    assert text.startswith("row 1: turn 2, ") and "tokens of row 0" in text
+    assert text.startswith("row 1: turn 3, ") and "tokens of row 0" in text
     assert "template" not in text and "another history" in text
     text = browser.run("return document.querySelector('.program').textContent")
     assert "exit code: 0" in text and "told to nobody" in text and "forks 1" in text
     talk = browser.run("return document.querySelector('.talk').textContent")
-    assert talk.index("higher") < talk.index("goes on behind turn 0") < talk.index("lower")
+    assert talk.index("higher") < talk.index("goes on behind turn 1") < talk.index("lower")
 
 
 def test_a_tokens_card_shows_the_batch_that_was_trained_on(
@@ -168,6 +168,168 @@ def test_the_list_is_sorted_by_every_key(made_run: Path, browser: Browser, key: 
         assert ids_in_list(browser) == expected
 
 
+@pytest.fixture(scope="module")
+def tasks_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps of four tasks: never, always and later solved, and one that is slow and named."""
+    folder = tmp_path_factory.mktemp("tasks")
+    changes = {}
+    for step in range(1, 5):
+        for group in range(4):
+            for member in range(2):
+                reward = float((group == 1) or (group == 2 and step > 2) or (group == 3 and member))
+                changes[f"episode-{step}-{group}-{member}"] = {
+                    "reward": reward,
+                    "seconds": 60.0 + step if group == 3 else 1.0,
+                    "task_name": "the long way" if group == 3 else "",
+                    "env_seed": 1000 * step if group == 3 else 100 + group,
+                }
+    made = Made(steps=4, groups=4, members=2, initial="Find it in room {1}.", changes=changes)
+    make_run(folder, made)
+    make_viewer(folder)
+    return folder
+
+
+def tasks_shown(browser: Browser) -> list[list[str]]:
+    script = """return [...document.querySelectorAll('.task-table tbody tr')].map((row) =>
+        [...row.children].map((cell) => cell.textContent))"""
+    return browser.run(script)
+
+
+def test_tasks_are_listed_with_how_often_each_was_solved(tasks_run: Path, browser: Browser) -> None:
+    open_viewer(browser, page(tasks_run, "#tasks"))
+    shown = tasks_shown(browser)
+    assert [row[0].removesuffix(" list") for row in shown] == [
+        "seed 100 Find it in room 0.",
+        "seed 102 Find it in room 2.",
+        "the long way Find it in room 3.",
+        "seed 101 Find it in room 1.",
+    ]
+    assert [row[1] for row in shown] == ["0 %", "50 %", "50 %", "100 %"]
+    assert [row[3] for row in shown] == ["0 %", "+100 %", "0 %", "0 %"]
+    sparks = "[...document.querySelectorAll('.spark')].map((s) => s.getAttribute('aria-label'))"
+    assert browser.run(f"return {sparks}")[1] == "solved 0 % at step 1, 100 % at step 4"
+    for place, (kind, expected) in enumerate((("never", 1), ("sometimes", 2), ("always", 1))):
+        open_viewer(browser, page(tasks_run, "#tasks"))
+        browser.run("document.querySelectorAll('.tasks-bar .chip')[arguments[0]].click()", place)
+        browser.wait(f"location.hash.includes('solved={kind}')")
+        browser.wait(f"document.querySelectorAll('.task-table tbody tr').length === {expected}")
+
+
+def test_the_slowest_task_leads_to_its_slowest_episode(tasks_run: Path, browser: Browser) -> None:
+    open_viewer(browser, page(tasks_run, "#tasks?sort=-longest"))
+    assert tasks_shown(browser)[0][0].startswith("the long way")
+    browser.run("document.querySelector('.task-table tbody td:last-child a').click()")
+    browser.wait("location.hash.includes('episode-4-3-0')")
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("solved=never", 8),
+        ("solved=always", 8),
+        ("solved=sometimes", 16),
+        ("name=the+long+way", 8),
+        ("seconds=60..", 8),
+        ("solved=always&pass=2", 0),
+        ("solved=nonsense", 0),
+    ],
+)
+def test_the_list_is_filtered_by_what_became_of_tasks(
+    tasks_run: Path, browser: Browser, query: str, count: int
+) -> None:
+    open_viewer(browser, page(tasks_run, f"#list?{query}"))
+    assert len(ids_in_list(browser)) == count
+
+
+def test_many_tasks_are_drawn_as_one_asks_for_them(long_run: Path, browser: Browser) -> None:
+    open_viewer(browser, page(long_run, "#tasks"))
+    assert len(tasks_shown(browser)) == 60
+    browser.run("document.querySelector('.scroll + button').click()")
+    assert 100 < len(tasks_shown(browser)) <= 120
+    assert not browser.run("return document.querySelector('.scroll + button').checkVisibility()")
+
+
+def test_the_list_shows_the_columns_that_are_chosen(tasks_run: Path, browser: Browser) -> None:
+    open_viewer(browser, page(tasks_run, "#list?columns=answer,seconds,ending,tokens,nonsense"))
+    heads = "return [...document.querySelectorAll('.list-head .cell')].map((c) => c.textContent)"
+    assert browser.run(heads) == ["Answer", "Seconds", "Ending", "Tokens"]
+    browser.wait("viewer.answers")
+    line = json.loads((tasks_run / "episodes/1.jsonl").read_text().splitlines()[0])
+    answer = line["turns"][-1]["text"]
+    assert answer[-100:] in browser.texts(".list-row .c-answer")[0]
+    browser.run(
+        "const box = [...document.querySelectorAll('.columns-pick label')]"
+        ".find((l) => l.textContent.trim() === 'Ending').querySelector('input'); box.click()"
+    )
+    browser.wait("!document.querySelector('.list-head .c-ending')")
+    assert browser.run(heads) == ["Answer", "Seconds", "Tokens"]
+    browser.run("document.querySelector('.columns-pick button').click()")
+    browser.wait("document.querySelector('.list-head .c-text')")
+
+
+def test_a_turn_says_what_engine_and_environment_took(tasks_run: Path, browser: Browser) -> None:
+    open_viewer(browser, page(tasks_run, "#episode/0/train/1/episode-1-0-0"))
+    tags = browser.texts(".bubble.policy h3 .tag")
+    assert browser.texts(".bubble.policy h3")[0].startswith("policy, turn 1")
+    assert browser.texts(".turn-table tbody td")[0] == "1"
+    assert browser.texts(".again option")[0] == "from turn 1 on"
+    assert tags[:2] == ["engine 0.25 s", "environment 0.01 s"]
+    assert "seconds1 (engine 0.75, environment 0.2)" in browser.texts("dl.chips .fact")
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of many steps, of 480 episodes."""
+    folder = tmp_path_factory.mktemp("long")
+    make_run(folder, Made(steps=120, groups=1, members=4, tokens=12))
+    make_viewer(folder)
+    return folder
+
+
+@pytest.mark.parametrize("width", [1400, 901, 900, 880, 800, 640, 390, 320])
+def test_the_list_holds_the_rows_in_sight_alone_at_every_width(
+    long_run: Path, browser: Browser, width: int
+) -> None:
+    browser.resize(width, 844)
+    open_viewer(browser, page(long_run))
+    rows = "return document.querySelectorAll('.list-row').length"
+    assert 10 < browser.run(rows) <= 80
+    browser.run("document.querySelector('.list-scroll').scrollTop = 1e9")
+    browser.wait("document.querySelector('.list-row[data-place=\"479\"]')")
+    assert browser.run(rows) <= 80
+    browser.resize(1400, 900)
+
+
+def test_a_list_that_a_style_makes_as_long_as_the_run_still_holds_few_rows(
+    long_run: Path, browser: Browser
+) -> None:
+    open_viewer(browser, page(long_run))
+    browser.run("document.querySelector('.list').style.cssText = 'height: 16400px; flex: none'")
+    browser.run("dispatchEvent(new Event('resize'))")
+    browser.wait("document.querySelector('.list-scroll').clientHeight > 16000")
+    browser.run("document.querySelector('.list-scroll').dispatchEvent(new Event('scroll'))")
+    assert browser.run("return document.querySelectorAll('.list-row').length") <= 80
+
+
+def test_many_steps_share_the_columns_of_their_distribution(
+    long_run: Path, browser: Browser
+) -> None:
+    open_viewer(browser, page(long_run))
+    by_step = (
+        "[...document.querySelectorAll('.facet')].find((f) => f.textContent.includes('by step'))"
+    )
+    assert browser.run(f"return {by_step}.querySelectorAll('.column').length") == 60
+    browser.run(f"{by_step}.querySelectorAll('.column')[1].click()")
+    browser.wait("document.querySelectorAll('.chip').length === 1")
+    assert browser.texts(".chip")[0].startswith("step 3 to 4")
+    assert browser.run(
+        "return [...new Set(viewer.listed.rows.map((i) => viewer.table.step[i]))]"
+    ) == [
+        3,
+        4,
+    ]
+
+
 def test_a_click_into_a_distribution_filters_and_again_takes_it_back(
     made_run: Path, browser: Browser
 ) -> None:
@@ -197,8 +359,8 @@ def test_a_search_finds_all_that_holds_the_text(
     open_viewer(browser, page(made_run))
     browser.run("location.hash = viewer.listAddress({ text: arguments[0] })", text)
     browser.wait(
-        "viewer.listed.found?.text === arguments[0] && viewer.listed.rows"
-        ".every((i) => viewer.listed.found.looked[i])",
+        "viewer.listed.found?.text === arguments[0] && (viewer.listed.found.isExact"
+        " || viewer.listed.rows.every((i) => viewer.listed.found.looked[i]))",
         text,
     )
     words = text.lower()
@@ -219,6 +381,54 @@ def test_a_search_finds_all_that_holds_the_text(
         )
     ]
     assert expected and ids_in_list(browser) == expected
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6])
+def test_counts_of_short_texts_are_exact_without_a_look_into_texts(
+    long_run: Path, browser: Browser, length: int
+) -> None:
+    episodes = [
+        json.loads(line)
+        for step in range(1, 121)
+        for line in (long_run / f"episodes/{step}.jsonl").read_text().splitlines()
+    ]
+    text = episodes[7]["turns"][0]["text"][:length].upper()
+    holding = [
+        episode["episode_id"]
+        for episode in episodes
+        if any(
+            text.lower() in said.lower()
+            for said in [
+                *(message["content"] for message in episode["initial_messages"]),
+                *(turn["text"] for turn in episode["turns"]),
+                *(m["content"] for turn in episode["turns"] for m in turn["observation"]),
+                episode["error"],
+                episode["episode_id"],
+                episode["uid"],
+                *(attempt["error"] for attempt in episode["failed_attempts"]),
+            ]
+        )
+    ]
+    open_viewer(browser, page(long_run))
+    found = browser.run_async(
+        "const [text, done] = arguments; viewer.search(text).then((found) => done("
+        "[found.isExact, viewer.table.ids.filter((_, i) => found.candidates[i])]))",
+        text,
+    )
+    assert found[0] == (length <= 5)
+    assert (found[1] == holding) if length <= 5 else (set(holding) <= set(found[1]))
+
+
+def test_rows_that_come_into_sight_show_where_they_hold_the_text(
+    long_run: Path, browser: Browser
+) -> None:
+    open_viewer(browser, page(long_run, "#list?text=hides"))
+    assert browser.texts(".status")[0] == "480 of 480 episodes"
+    browser.wait("viewer.listed.isSettled")
+    browser.run("document.querySelector('.list-scroll').scrollTop = 12000")
+    browser.wait("[...document.querySelectorAll('.list-row mark')].length > 10")
+    looked = browser.run("return viewer.listed.found.looked.reduce((sum, one) => sum + one, 0)")
+    assert looked < 480
 
 
 def test_a_group_stands_side_by_side_from_the_first_difference_on(
@@ -271,12 +481,12 @@ def test_keys_go_along_the_list_the_episodes_and_the_tokens(
 def test_the_command_plays_the_chosen_turn_again(made_run: Path, browser: Browser) -> None:
     open_viewer(browser, page(made_run, "#episode/0/train/1/episode-1-0-1"))
     browser.run(
-        "const s = document.querySelector('.again select'); s.value = '1';"
+        "const s = document.querySelector('.again select'); s.value = '2';"
         "s.dispatchEvent(new Event('change'))"
     )
     assert browser.texts(".again code") == [
         f"python scripts/replay.py {made_run} {made_run}/episodes/1.jsonl "
-        "--episode episode-1-0-1 --until-turn 1"
+        "--episode episode-1-0-1 --until-turn 2"
     ]
 
 

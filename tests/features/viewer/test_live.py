@@ -1,0 +1,129 @@
+"""A run makes its viewer: links are never dead, and what goes wrong ends no run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from features.viewer import live
+from features.viewer.command import main
+from features.viewer.live import LiveViewer, open_live_viewer
+from tests.made_episodes import Made, make_run
+from tests.viewer_data import listed, manifest
+
+
+def observer(folder: Path) -> Any:
+    return LiveViewer(SimpleNamespace(run_dir=folder))  # type: ignore[arg-type]
+
+
+def test_a_run_that_begins_has_a_viewer_that_says_so(tmp_path: Path) -> None:
+    observer(tmp_path).run_started(0, ())
+    assert (tmp_path / "viewer/index.html").is_file()
+    told = manifest(tmp_path / "viewer")
+    assert told["goes_on"] and told["episodes"] == 0 and told["faults"] == []
+
+
+def test_a_run_that_ends_has_all_its_episodes(tmp_path: Path) -> None:
+    watching = observer(tmp_path)
+    watching.run_started(0, ())
+    make_run(tmp_path, Made(steps=2))
+    for error in (None, RuntimeError("broken")):
+        watching.run_ended(error)
+        assert len(listed(tmp_path / "viewer")) == 32
+        assert not manifest(tmp_path / "viewer")["goes_on"]
+
+
+def test_a_resumed_run_keeps_the_viewer_that_it_has(tmp_path: Path) -> None:
+    make_run(tmp_path, Made(steps=1))
+    assert main([str(tmp_path)]) == 0
+    watching = observer(tmp_path)
+    watching.run_started(1, ())
+    assert len(listed(tmp_path / "viewer")) == 16
+    watching.run_started(0, ())
+    assert manifest(tmp_path / "viewer")["episodes"] == 0
+
+
+def test_it_is_made_again_in_a_process_while_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
+    make_run(tmp_path, Made(steps=1))
+    watching = observer(tmp_path)
+    watching.run_started(0, ())
+    watching.step_logged({})
+    process = watching._process
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+    assert process.wait(timeout=60) == 0
+    assert len(listed(tmp_path / "viewer")) == 16 and manifest(tmp_path / "viewer")["goes_on"]
+    watching.step_logged({})
+    assert watching._process is None, "there is no time for another one yet"
+
+
+def test_a_process_that_is_stopped_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
+    make_run(tmp_path, Made(steps=3))
+    watching = observer(tmp_path)
+    watching.step_logged({})
+    process = watching._process
+    watching.run_ended(KeyboardInterrupt())
+    assert process.poll() is not None
+    assert not list(tmp_path.glob("viewer.*"))
+
+
+def test_records_that_are_many_are_shown_by_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SMALL_BYTES", 10)
+    make_run(tmp_path, Made(steps=1))
+    observer(tmp_path).run_ended(None)
+    assert len(listed(tmp_path / "viewer")) == 16
+
+
+def test_what_is_no_viewer_is_left_alone_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_run(tmp_path, Made(steps=1))
+    (tmp_path / "viewer").mkdir()
+    (tmp_path / "viewer/mine.txt").write_text("mine")
+    watching = observer(tmp_path)
+    watching.run_started(0, ())
+    watching.run_ended(None)
+    assert (tmp_path / "viewer/mine.txt").read_text() == "mine"
+    assert "is no viewer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("logger", "val_only", "is_made"),
+    [(["file"], False, True), (["console"], False, False), (["file"], True, False)],
+)
+def test_it_goes_with_the_page(logger: list[str], val_only: bool, is_made: bool) -> None:
+    trainer = SimpleNamespace(logger=logger, val_only=val_only)
+    run: Any = SimpleNamespace(config=SimpleNamespace(trainer=trainer))
+    assert (open_live_viewer(run) is not None) == is_made
+
+
+def test_a_bundle_is_one_folder_whose_links_lead_into_it(tmp_path: Path) -> None:
+    pages = pytest.importorskip("tests.features.run_page.made_runs")
+    pages.make_run(tmp_path / "run", pages.steps(2), [pages.event("alarm", 1, name="kl_jump")])
+    make_run(tmp_path / "run", Made(steps=1))
+    bundle = tmp_path / "send"
+    for _ in range(2):
+        assert main([str(tmp_path / "run"), "--bundle", str(bundle)]) == 0
+        assert sorted(path.name for path in bundle.iterdir()) == [
+            "events.jsonl",
+            "metrics.jsonl",
+            "report.html",
+            "viewer",
+        ]
+        (run,) = pages.content_in((bundle / "report.html").read_text())["runs"]
+        assert run["viewer"]["href"] == "viewer/index.html" and run["viewer"]["isThere"]
+        assert len(listed(bundle / "viewer")) == 16
+    assert not (tmp_path / "run/viewer").exists()
+    (bundle / "mine.txt").write_text("mine")
+    assert main([str(tmp_path / "run"), "--bundle", str(bundle)]) == 2
