@@ -16,6 +16,7 @@ from custom.tools import load_tools
 from data.loading import load_extern_object
 from data.prompt_files import read_rows
 from data.rl_dataset import create_dataset, keep_fitting, measures_prompts
+from data.shared_rows import warn_of_shared_rows
 from data.turn_tokens import TurnTokens
 from data.watchdog import beat
 from training.agent_trainer import AgentTrainer
@@ -83,6 +84,8 @@ def build_trainer(
             else:
                 arguments[name] = read_tasks(files, data, most)
                 _warn_of_unfiltered(files, data)
+    if data.train_files and data.val_files:
+        warn_of_shared_rows(arguments["train_dataset"], arguments["val_dataset"], data.prompt_key)
     if acts and (brings_agents or not config.plays_dataset_rows):
         return AgentTrainer(config, tokenizer, **arguments)
     if data.sampler.class_path and "train_sampler" not in arguments:
