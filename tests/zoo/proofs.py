@@ -1,0 +1,193 @@
+"""What is proved of a family, each by one function over a `Subject`; all of it is measured.
+
+Every function returns the number that it measured, in nats of log-probs where nothing else is said,
+or raises what the product raises. Invariant: a proof goes the product's own ways: its engine, its
+layouts of rows, its update, its checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from data.protocol import DataProto
+from tests.zoo.families import Family
+from training.config import ActorConfig, ModelConfig, RolloutConfig
+from workers.dp_actor import DataParallelPPOActor
+from workers.hf_rollout import HFRollout
+from workers.model.builder import ModelSpec
+from workers.model.forward_settings import ForwardSettings, forward_settings
+from workers.rollout.engine import Completion, Sampling
+from workers.weight_sync.manifest import iter_weights, weight_manifest
+
+# Prompts of many lengths, and answers that end at other times: rows leave a batch.
+PROMPTS = (1, 2, 5, 19, 33, 19)
+ANSWERS = (20, 3, 12, 5, 20, 2)
+# The ids from here on are words.
+FIRST_WORD = 10
+LEARNING_RATE = 1e-2
+
+
+@dataclass
+class Subject:
+    """Holds a family's model as a run has it: the policy, its engine, and how its rows are laid.
+
+    Attributes:
+        settings: of the policy's passes, as a run chooses them.
+    """
+
+    family: Family
+    folder: Path
+    spec: ModelSpec
+    lm: nn.Module
+    engine: HFRollout
+    settings: ForwardSettings
+
+    @classmethod
+    def load(cls, family: Family, folder: Path) -> Subject:
+        """Loads a folder that `Family.make` wrote."""
+        config = ModelConfig(dtype="float32", enable_gradient_checkpointing=False)
+        spec = ModelSpec(config, str(folder), torch.device("cpu"))
+        lm = spec.causal_lm(trainable=True)
+        rollout = RolloutConfig(
+            dtype="float32",
+            response_length=max(ANSWERS),
+            max_model_len=max(PROMPTS) + max(ANSWERS),
+            max_num_seqs=len(PROMPTS),
+        )
+        subject = cls(
+            family=family,
+            folder=folder,
+            spec=spec,
+            lm=lm,
+            engine=HFRollout(rollout, spec),
+            settings=forward_settings(config, True, lm, spec.device),
+        )
+        subject.sync()
+        return subject
+
+    def sync(self) -> None:
+        """Sends the policy's weights to the engine."""
+        self.engine.update_weights(iter_weights(self.lm, torch.float32), weight_manifest(self.lm))
+
+    def play(self, rows: Sequence[int]) -> dict[int, Completion]:
+        """Samples the answers of these prompts, all in one batch."""
+        for row in rows:
+            sampling = Sampling(max_tokens=ANSWERS[row], temperature=1.0, seed=row)
+            self.engine.submit(str(row), prompt(row, self.vocabulary), sampling)
+        return {int(done.request_id): done for done in self.engine.step()}
+
+    @property
+    def vocabulary(self) -> int:
+        """Returns how many tokens the model knows."""
+        return self.lm.config.get_text_config().vocab_size
+
+
+def prompt(row: int, vocabulary: int) -> list[int]:
+    """Draws a prompt; two of them begin alike."""
+    generator = torch.Generator().manual_seed(PROMPTS[row])
+    return torch.randint(FIRST_WORD, vocabulary, (PROMPTS[row],), generator=generator).tolist()
+
+
+def as_batch(subject: Subject, answers: dict[int, Completion]) -> DataProto:
+    """Lays sampled answers out as the trainer gets them: prompts on the left, answers behind."""
+    width = max(PROMPTS)
+    length = max(ANSWERS)
+    prompts = torch.zeros(len(answers), width, dtype=torch.long)
+    responses = torch.zeros(len(answers), length, dtype=torch.long)
+    attention = torch.zeros(len(answers), width + length, dtype=torch.long)
+    mask = torch.zeros_like(responses)
+    log_probs = torch.zeros(len(answers), length)
+    for place, (row, answer) in enumerate(sorted(answers.items())):
+        ids = prompt(row, subject.vocabulary)
+        count = len(answer.token_ids)
+        prompts[place, width - len(ids) :] = torch.tensor(ids)
+        responses[place, :count] = torch.tensor(answer.token_ids)
+        attention[place, width - len(ids) : width + count] = 1
+        mask[place, :count] = 1
+        log_probs[place, :count] = torch.tensor(answer.log_probs)
+    return DataProto.from_dict(
+        tensors={
+            "prompts": prompts,
+            "responses": responses,
+            "response_mask": mask,
+            "attention_mask": attention,
+            "rollout_log_probs": log_probs,
+        }
+    )
+
+
+def actor_of(subject: Subject, optimizer: torch.optim.Optimizer | None = None) -> object:
+    """Makes the policy's worker of one rank."""
+    config = ActorConfig(ppo_mini_batch_size=len(PROMPTS), grad_clip=1e9)
+    return DataParallelPPOActor(config, subject.lm, optimizer, forward=subject.settings)
+
+
+def trainer_log_probs(subject: Subject, data: DataProto) -> Tensor:
+    """Computes log-probs as a run does, packed or padded: (rows, answer)."""
+    log_probs, _ = actor_of(subject).compute_log_prob(data)
+    return log_probs
+
+
+@torch.no_grad()
+def own_log_probs(subject: Subject, data: DataProto) -> Tensor:
+    """Computes log-probs by the model's own pass over each row alone: (rows, answer)."""
+    width = data.batch["prompts"].shape[1]
+    result = torch.zeros(data.batch["responses"].shape)
+    subject.lm.eval()
+    for row in range(len(data)):
+        real = data.batch["attention_mask"][row].bool()
+        ids = torch.cat([data.batch["prompts"][row], data.batch["responses"][row]])[real][None]
+        logits = subject.lm(input_ids=ids, use_cache=False).logits[0].float()
+        log_probs = logits.log_softmax(-1)
+        start = int(real[:width].sum())
+        sampled = ids[0, start:]
+        count = len(sampled)
+        result[row, :count] = log_probs[start - 1 : -1].gather(1, sampled[:, None])[:, 0]
+    return result
+
+
+def largest(difference: Tensor, data: DataProto) -> float:
+    """Returns the largest difference over sampled tokens."""
+    return float(difference[data.batch["response_mask"].bool()].abs().max())
+
+
+def engine_is_trainer(subject: Subject) -> float:
+    """Measures how far the engine's log-probs are from the trainer's."""
+    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    return largest(data.batch["rollout_log_probs"] - trainer_log_probs(subject, data), data)
+
+
+def row_beside_others_is_row_alone(subject: Subject) -> float:
+    """Measures how far a row that is played beside longer ones is from the row by itself."""
+    together = subject.play(range(len(PROMPTS)))
+    worst = 0.0
+    for row, beside in together.items():
+        alone = subject.play([row])[row]
+        if alone.token_ids != beside.token_ids:
+            return float("inf")
+        gap = torch.tensor(alone.log_probs) - torch.tensor(beside.log_probs)
+        worst = max(worst, float(gap.abs().max()))
+    return worst
+
+
+def trainer_is_row_alone(subject: Subject) -> float:
+    """Measures how far rows as they are laid out, packed or padded, are from each row alone."""
+    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    return largest(trainer_log_probs(subject, data) - own_log_probs(subject, data), data)
+
+
+def update(subject: Subject) -> list[str]:
+    """Makes one update; returns the names of what it did not move."""
+    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    generator = torch.Generator().manual_seed(0)
+    data.batch["advantages"] = torch.randn(data.batch["responses"].shape, generator=generator)
+    before = {name: each.detach().clone() for name, each in subject.lm.named_parameters()}
+    optimizer = torch.optim.Adam(subject.lm.parameters(), lr=LEARNING_RATE)
+    actor_of(subject, optimizer).update_policy(data)
+    after = dict(subject.lm.named_parameters())
+    return [name for name, tensor in before.items() if torch.equal(tensor, after[name])]
