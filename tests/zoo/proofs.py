@@ -191,3 +191,14 @@ def update(subject: Subject) -> list[str]:
     actor_of(subject, optimizer).update_policy(data)
     after = dict(subject.lm.named_parameters())
     return [name for name, tensor in before.items() if torch.equal(tensor, after[name])]
+
+
+def training_is_reading(subject: Subject) -> float:
+    """Measures how far log-probs in training mode, with gradients, are from those that are read."""
+    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    read = trainer_log_probs(subject, data)
+    actor = actor_of(subject)
+    actor.actor_module.train()
+    trained, _ = actor.forward(data)
+    actor.actor_module.eval()
+    return largest(trained.detach() - read, data)
