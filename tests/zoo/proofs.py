@@ -8,19 +8,27 @@ layouts of rows, its update, its checks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
+import workers.model.state as model_state
 from data.protocol import DataProto
+from features.export.export import export
 from tests.zoo.families import Family
-from training.config import ActorConfig, ModelConfig, RolloutConfig
+from training.config import ActorConfig, ModelConfig, OptimConfig, PPOConfig, RolloutConfig
+from training.config.reference import to_yaml
+from training.run import checkpoint_names
+from training.run.checkpoint_contents import DriverState, save_driver_state
 from workers.dp_actor import DataParallelPPOActor
 from workers.hf_rollout import HFRollout
 from workers.model.builder import ModelSpec
+from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.forward_settings import ForwardSettings, forward_settings
+from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.rollout.engine import Completion, Sampling
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
@@ -29,7 +37,10 @@ PROMPTS = (1, 2, 5, 19, 33, 19)
 ANSWERS = (20, 3, 12, 5, 20, 2)
 # The ids from here on are words.
 FIRST_WORD = 10
-LEARNING_RATE = 1e-2
+OPTIM = OptimConfig(lr=1e-2)
+# The step of the checkpoints, and the steps of the schedule.
+STEP = 1
+STEPS = 5
 
 
 @dataclass
@@ -181,16 +192,89 @@ def trainer_is_row_alone(subject: Subject) -> float:
     return largest(trainer_log_probs(subject, data) - own_log_probs(subject, data), data)
 
 
-def update(subject: Subject) -> list[str]:
-    """Makes one update; returns the names of what it did not move."""
+def update_batch(subject: Subject) -> DataProto:
+    """Plays what an update learns from, with advantages that are drawn."""
     data = as_batch(subject, subject.play(range(len(PROMPTS))))
     generator = torch.Generator().manual_seed(0)
     data.batch["advantages"] = torch.randn(data.batch["responses"].shape, generator=generator)
-    before = {name: each.detach().clone() for name, each in subject.lm.named_parameters()}
-    optimizer = torch.optim.Adam(subject.lm.parameters(), lr=LEARNING_RATE)
-    actor_of(subject, optimizer).update_policy(data)
-    after = dict(subject.lm.named_parameters())
-    return [name for name, tensor in before.items() if torch.equal(tensor, after[name])]
+    return data
+
+
+def update(subject: Subject) -> list[str]:
+    """Makes one update; returns the names of what it did not move."""
+    data = update_batch(subject)
+    before = weights_of(subject)
+    actor_of(subject, build_optimizer(subject.lm, OPTIM)).update_policy(data)
+    return differing(before, weights_of(subject), equal=True)
+
+
+def weights_of(subject: Subject) -> dict[str, Tensor]:
+    """Copies the policy's parameters."""
+    return {name: each.detach().clone() for name, each in subject.lm.named_parameters()}
+
+
+def differing(
+    one: dict[str, Tensor], other: dict[str, Tensor], *, equal: bool = False
+) -> list[str]:
+    """Lists the tensors that differ in a bit, or with `equal` those that do not."""
+    return [name for name, tensor in one.items() if torch.equal(tensor, other[name]) == equal]
+
+
+def resumed_differs(subject: Subject, run_dir: Path) -> list[str]:
+    """Makes two updates, and the second once more from a checkpoint; lists what differs.
+
+    The checkpoint stays in `run_dir`, as of a run.
+    """
+    data = update_batch(subject)
+    optimizer = build_optimizer(subject.lm, OPTIM)
+    actor = actor_of(subject, optimizer)
+    actor.update_policy(data)
+    write_checkpoint(subject, optimizer, run_dir)
+    actor.update_policy(data)
+    uninterrupted = weights_of(subject)
+    again = Subject.load(subject.family, subject.folder)
+    optimizer = build_optimizer(again.lm, OPTIM)
+    state = (again.lm, optimizer, build_scheduler(optimizer, OPTIM, STEPS))
+    folder = run_dir / f"global_step_{STEP}" / "actor"
+    model_state.load(folder, state, ("model", "optimizer", "extra"))
+    actor_of(again, optimizer).update_policy(data)
+    return differing(uninterrupted, weights_of(again))
+
+
+def write_checkpoint(subject: Subject, optimizer: torch.optim.Optimizer, run_dir: Path) -> None:
+    """Writes a checkpoint with a run's own code, and the settings beside it."""
+    state = (subject.lm, optimizer, build_scheduler(optimizer, OPTIM, STEPS))
+    writer = CheckpointWriter()
+    folder = checkpoint_names.start_checkpoint(run_dir, STEP)
+    parts = ("model", "optimizer", "extra")
+    model_state.save(writer, folder / "actor", state, parts, subject.spec.tokenizer)
+    assert writer.is_written(wait=True)
+    save_driver_state(folder, DriverState(global_steps=STEP))
+    checkpoint_names.complete_checkpoint(folder)
+    policy = PPOConfig().actor_rollout_ref
+    rollout = replace(policy.rollout, dtype="float32")
+    policy = replace(policy, model=subject.spec.config, rollout=rollout)
+    (run_dir / "config.yaml").write_text(to_yaml(replace(PPOConfig(), actor_rollout_ref=policy)))
+
+
+@torch.no_grad()
+def exported_is_policy(subject: Subject, run_dir: Path, out: Path) -> float:
+    """Exports a policy after an update; measures how far plain transformers' logits are.
+
+    Raises:
+        AssertionError: the folder lacks a tensor, or has one that the model does not.
+    """
+    with torch.enable_grad():
+        optimizer = build_optimizer(subject.lm, OPTIM)
+        actor_of(subject, optimizer).update_policy(update_batch(subject))
+    write_checkpoint(subject, optimizer, run_dir)
+    export(run_dir, out)
+    model, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"], info
+    ids = torch.arange(FIRST_WORD, FIRST_WORD + 24)[None]
+    subject.lm.eval()
+    expected = subject.lm(input_ids=ids, use_cache=False).logits
+    return float((model.eval()(input_ids=ids, use_cache=False).logits - expected).abs().max())
 
 
 def training_is_reading(subject: Subject) -> float:

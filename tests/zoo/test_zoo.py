@@ -17,12 +17,14 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from tests.zoo import proofs
 from tests.zoo.families import FAMILIES, FAST
 from tests.zoo.proofs import Subject
-from training.config import ModelConfig
+from training.config import ModelConfig, RolloutConfig
 from training.config.row_layout import describe_layout, names_a_state
 from workers.model.attention import NAME
+from workers.model.builder import ModelSpec
 from workers.model.forward_settings import forward_settings
 from workers.model.packing_check import check_forward, check_shared_sequences, keeps_state
 from workers.rollout.cached_rows import may_pad_rows
+from workers.rollout.kv_cache import kv_cache_bytes
 
 # Nats, in float32.
 ENGINE_TOLERANCE = 1e-4
@@ -119,6 +121,30 @@ def test_rows_as_they_are_laid_out_have_the_log_probs_that_each_has_alone(
 def test_training_computes_what_reading_computes(subject: Subject) -> None:
     check_forward(subject.lm)
     assert proofs.training_is_reading(subject) <= ROW_TOLERANCE
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_ends_bitwise_as_one_that_was_not_stopped(
+    subject: Subject, tmp_path: Path
+) -> None:
+    own = Subject.load(subject.family, subject.folder)
+    assert not proofs.resumed_differs(own, tmp_path)
+
+
+def test_plain_transformers_loads_the_export_and_computes_the_policy(
+    subject: Subject, tmp_path: Path
+) -> None:
+    own = Subject.load(subject.family, subject.folder)
+    assert proofs.exported_is_policy(own, tmp_path / "run", tmp_path / "out") <= ROW_TOLERANCE
+
+
+def test_the_cache_of_layers_with_heads_of_two_sizes_is_their_sum(tmp_path: Path) -> None:
+    spec = ModelSpec(
+        ModelConfig(dtype="float32"), str(FAMILIES["gemma4"].make(tmp_path)), torch.device("cpu")
+    )
+    rollout = RolloutConfig(dtype="float32", max_num_seqs=2)
+    # Keys and values of two heads: 32 numbers in one layer, 64 in the other.
+    of_a_token = 4 * (2 * 2 * 32 + 2 * 2 * 64)
+    assert kv_cache_bytes(spec, rollout, max_model_len=64, block=16) == 2 * 64 * of_a_token
 
 
 @pytest.mark.parametrize("name", ["falcon_h1", "lfm2", "qwen3_5", "nemotron_h"])

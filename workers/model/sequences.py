@@ -111,9 +111,10 @@ class Sequences:
     @cached_property
     def segment_of_each_token(self) -> Tensor:
         """Numbers the segments at their tokens: (1, total) int32."""
-        numbers = torch.arange(len(self.lengths), dtype=torch.int32)
-        repeated = numbers.repeat_interleave(torch.tensor(self.lengths))
-        return to_device(repeated[None], self.boundaries.device)
+        numbers = []
+        for number, length in enumerate(self.lengths):
+            numbers.append(torch.full((length,), number, dtype=torch.int32))
+        return to_device(torch.cat(numbers)[None], self.boundaries.device)
 
     @cached_property
     def blocks(self) -> tuple[list[Block], Tensor]:
