@@ -396,3 +396,38 @@ _ALL = [
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 # What every run of the tests plays: one of each kind of layer.
 FAST = ("qwen3", "gemma3", "qwen3_moe", "qwen3_5")
+# What the trial at the start refuses for rollout.name=hf; the reason is the trial's own sentence.
+REFUSED: dict[str, Family] = {
+    family.name: family
+    for family in [
+        # A sparse indexer: behind `index_topk` tokens it may take keys that are masked.
+        _family(
+            "deepseek_v32",
+            "DeepseekV32Config",
+            "deepseek",
+            **COMMON
+            | ROUTED
+            | LATENT
+            | {"n_group": 1, "topk_group": 1}
+            | {"index_topk": 64, "index_head_dim": 32, "index_n_heads": 2},
+        ),
+        # Its code keeps its states in its modules.
+        _hybrid(
+            "recurrent_gemma",
+            "RecurrentGemmaConfig",
+            "gemma",
+            **COMMON
+            | {"num_hidden_layers": 3, "num_key_value_heads": 1}
+            | {"attention_window_size": 8, "lru_width": 64},
+        ),
+        # Its cache cannot take rows out.
+        _hybrid(
+            "minimax_01",
+            "MiniMaxConfig",
+            "minimax",
+            **WITH_HEAD_DIM
+            | {"num_local_experts": 4, "num_experts_per_tok": 2}
+            | {"layer_types": ["linear_attention", "full_attention"], "block_size": 16},
+        ),
+    ]
+}

@@ -128,7 +128,7 @@ def may_pad_rows(module: nn.Module) -> bool:
     tolerance = TOLERANCE_OF_TWO_BYTES if two_bytes else TOLERANCE
     alone = 0.0
     try:
-        for length in PROMPTS:
+        for length in (*PROMPTS, *_lengths_behind_an_indexer(module)):
             difference, keeps_state = _try_rows(module, (length,))
             alone = max(alone, difference)
         if not alone <= tolerance:
@@ -154,6 +154,12 @@ def may_pad_rows(module: nn.Module) -> bool:
         beside,
     )
     return False
+
+
+def _lengths_behind_an_indexer(module: nn.Module) -> tuple[int, ...]:
+    """Lists a length at which a sparse indexer leaves keys out; shorter rows do not show it."""
+    most_keys = module.config.get_text_config().to_dict().get("index_topk")
+    return (most_keys + max(PROMPTS),) if most_keys else ()
 
 
 def _try_rows(module: nn.Module, prompts: Sequence[int]) -> tuple[float, bool]:
