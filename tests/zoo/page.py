@@ -166,6 +166,8 @@ def write_page(rows: Sequence[Proved], refusals: dict[str, str]) -> str:
 
 PAGE_TEXT = """# Models
 
+    make zoo
+
 A family is what one file of transformers computes; any checkpoint of it is that code with other
 weights. Each family below was made tiny and random, with a tokenizer and a chat template of its
 own form, and went through the proofs of `tests/zoo/`: `make zoo` makes them all again and writes
