@@ -19,8 +19,8 @@ PYTEST := $(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reo
 # A Python that may not keep bytecode compiles what it imports at every start, half of its seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup help verifiers-env quickstart smollm2 smollm2-game test test-long test-again test-unit test-slow check docs \
-	learn-table format bench gpu-check clean
+.PHONY: setup help verifiers-env quickstart smollm2 smollm2-game test test-long test-again test-unit test-slow zoo check \
+	docs learn-table format bench gpu-check clean
 
 setup: $(READY)  ## the virtual environment, .venv: installs what is missing
 
@@ -64,6 +64,9 @@ test-unit: $(READY)  ## what to run after an edit: no Ray, no vLLM, minutes on 2
 
 test-slow: $(READY)  ## those that take minutes
 	$(PY) -m pytest -m "slow and not gpu"
+
+zoo: $(READY)  ## every model family, tiny: what is proved of it, written to docs/models.md
+	$(PY) -m tests.zoo.page
 
 check: $(READY)  ## lint, format, types
 	$(VENV)/bin/ruff check .

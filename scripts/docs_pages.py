@@ -48,7 +48,6 @@ MOVED = {
     "mcp": "features/mcp/README.md",
     "metrics_checks": "docs/metrics.md",
     "metrics_engine": "docs/metrics.md",
-    "models": "features/judges/README.md",
     "programs": "features/programs/README.md",
     "programs_more": "features/programs/README.md",
     "python_parts": "docs/python.md",

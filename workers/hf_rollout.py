@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, TopKLogitsWarper, TopPLogitsWarper
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from data.play_counts import PLAYED
 from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.rollout.base_rollout import BaseRollout
+from workers.rollout.cached_rows import CachedRows, may_pad_rows
 from workers.rollout.engine import Completion, FinishReason, NamedTensors, Sampling
 from workers.weight_sync.manifest import as_announced, check_manifest, weight_manifest
 
@@ -67,6 +67,8 @@ class HFRollout(BaseRollout):
         self.device = model_config.device
         self.module = model_config.empty_causal_lm(torch_dtype(config.dtype)).to(self.device).eval()
         self.pending: dict[str, PendingRequest] = {}
+        # Whether rows of unequal length may lie side by side; None: no weights have come yet.
+        self.pads_rows: bool | None = None
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
         """Queues one request."""
@@ -76,7 +78,8 @@ class HFRollout(BaseRollout):
     def step(self) -> list[Completion]:
         """Completes the pending requests, in batches that share temperature, top-k and top-p.
 
-        A batch has at most `max_num_seqs` requests.
+        A batch has at most `max_num_seqs` requests, and prompts of one length where padding would
+        change what a row samples (`may_pad_rows`).
         """
         done: list[Completion] = []
         while self.pending:
@@ -87,6 +90,9 @@ class HFRollout(BaseRollout):
                 for request in self.pending.values()
                 if shared_settings(request.sampling) == distribution
             ]
+            if self.pads_rows is False:
+                length = len(first.prompt_ids)
+                batch = [request for request in batch if len(request.prompt_ids) == length]
             batch = batch[: self.config.max_num_seqs]
             self._generate(batch, distribution)
             for request in batch:
@@ -99,11 +105,18 @@ class HFRollout(BaseRollout):
         self.pending.pop(request_id, None)
 
     def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:
-        """Copies the weights over the engine's own."""
+        """Copies the weights over the engine's own; the first ones are tried.
+
+        Raises:
+            ValueError: the manifest does not fit, or the model's cache gives other log-probs than a
+                pass without it.
+        """
         check_manifest(manifest, weight_manifest(self.module))
         targets = self.module.state_dict()
         for name, tensor in as_announced(weights, manifest):
             targets[name].copy_(tensor)
+        if self.pads_rows is None:
+            self.pads_rows = may_pad_rows(self.module)
 
     @torch.no_grad()
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -120,43 +133,21 @@ class HFRollout(BaseRollout):
         Finished requests leave the batch once they are half of it.
         """
         batch = requests
-        cache = DynamicCache()
-        ids = self._left_padded([request.prompt_ids for request in batch], self.pad_token_id)
-        mask = self._left_padded([[1] * len(request.prompt_ids) for request in batch], 0)
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)  # (B, L), as ids and mask
+        prompts = [request.prompt_ids for request in batch]
+        rows = CachedRows(self.module, prompts, self.pad_token_id)
         while True:
             running = [i for i, request in enumerate(batch) if request.finish_reason is None]
             if not running:
                 return
             if 2 * len(running) <= len(batch):
-                kept = torch.tensor(running, device=self.device)
-                cache.batch_select_indices(kept)
-                ids = ids[kept]
-                mask = mask[kept]
-                positions = positions[kept]
+                rows.keep(running)
                 batch = [batch[i] for i in running]
-            output = self.module(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            logits = output.logits[:, -1].float()  # (B, vocab)
+            logits = rows.next_logits()  # (B, vocab)
             generators = [request.generator for request in batch]
             tokens, log_probs = sample_tokens(logits, sampling, generators)
             append_tokens(batch, tokens, log_probs)
             PLAYED.tokens += len(running)
-            ids = tokens[:, None]
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-            positions = positions[:, -1:] + 1
-
-    def _left_padded(self, rows: list[list[int]], filler: int) -> Tensor:
-        """Pads rows on the left: (B, longest) int64."""
-        tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
-        padded = pad_sequence(tensors, batch_first=True, padding_value=filler, padding_side="left")
-        return padded.to(self.device)
+            rows.append(tokens)
 
 
 def append_tokens(batch: Sequence[PendingRequest], tokens: Tensor, log_probs: Tensor) -> None:

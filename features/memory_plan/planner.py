@@ -4,9 +4,9 @@ Invariant: the ranks of a run are all alike, but for engines with ranks of their
 """
 
 import psutil
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from features.memory_plan.engine_phases import EnginePlan
+from features.memory_plan.fake_numbers import FakeNumbers
 from features.memory_plan.model_phases import ModelPlan
 from features.memory_plan.models import build_models, without_numbers
 from features.memory_plan.planned_run import PlannedRun
@@ -29,7 +29,7 @@ class Planner:
     def __init__(self, config: PPOConfig) -> None:
         self.run = PlannedRun.of(config)
         self.config = self.run.config
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = FakeNumbers()
         with without_numbers(mode):
             self.engine = EnginePlan(self.run, mode)
             models = build_models(self.run)

@@ -338,6 +338,41 @@ def test_training_goes_on_from_a_saved_state_bitwise(tmp_path: Path) -> None:
         assert torch.equal(a, b)
 
 
+def with_an_unused_part(seed: int) -> State:
+    """Makes a model of which a part gets its first gradient in the fourth step."""
+    torch.manual_seed(seed)
+    module = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+    module.forward = lambda x: sum(part(x) for part in module[: module.used])
+    module.used = 1
+    optim = OptimConfig(lr=0.1)
+    optimizer = build_optimizer(module, optim)
+    return module, optimizer, build_scheduler(optimizer, optim, 10)
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+def test_a_part_without_a_gradient_so_far_goes_on_from_a_checkpoint_too(
+    tmp_path: Path, used_before: bool
+) -> None:
+    parts = ("model", "optimizer", "extra")
+    original = with_an_unused_part(0)
+    restored = with_an_unused_part(1)
+    unsaved = with_an_unused_part(0)
+    for _ in range(3):
+        step(*original)
+        step(*unsaved)
+    if used_before:
+        step(*restored)
+    save(tmp_path, original, parts)
+    model_state.load(tmp_path, restored, parts)
+    for module, *others in (original, restored, unsaved):
+        module.used = 2
+        for _ in range(2):
+            step(module, *others)
+    for other in (restored, unsaved):
+        for a, b in zip(original[0].parameters(), other[0].parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
 def test_saving_before_the_first_step_changes_no_step_after_it_nor_after_loading(
     tmp_path: Path,
 ) -> None:

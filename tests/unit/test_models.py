@@ -94,7 +94,7 @@ def test_log_probs_are_the_models_own_with_padding_and_without(
     config, attention, may_share = MODELS[name]
     lm = build(config, attention)
     check_forward(lm)
-    assert attends_fully(lm) == may_share
+    assert attends_fully(lm.config) == may_share
     settings = ForwardSettings(strip_padding=strip_padding)
     data = make_batch()
     got, _ = packed(lm, data, settings, MicroBatching(max_token_len=60))

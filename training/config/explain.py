@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from training.config.bias import bias_line
 from training.config.leaves import leaves
+from training.config.row_layout import describe_layout
 from training.config.schema.ppo import PPOConfig
 from training.config.values import as_text
 
@@ -38,7 +39,8 @@ Reads = dict[str, dict[str, set[str]]]
 
 
 def explain_run(loaded: "LoadedConfig") -> str:
-    """Lists values, what became of verl's keys, and what follows: sizes and the bias.
+    """Lists values, what became of verl's keys, and what follows: sizes, the layout of rows
+    and the bias.
 
     The values are those that were given; with --explain-all every one, and its reader. The last
     line tells what the checks left out, if anything.
@@ -47,6 +49,10 @@ def explain_run(loaded: "LoadedConfig") -> str:
         ValueError: batch sizes do not divide.
     """
     parts = [explain_values(loaded), "", sizes(loaded.config)]
+    policy = loaded.config.actor_rollout_ref
+    layout = describe_layout(policy.model, policy.actor.use_prefix_grouper)
+    if layout is not None:
+        parts.append(layout)
     bias = bias_line(loaded.config)
     if bias is not None:
         parts.append(bias)

@@ -14,7 +14,12 @@ from torch import nn
 
 from training.config import CriticModelConfig, ModelConfig
 from workers.model.builder import torch_dtype
-from workers.model.packing_check import check_shared_sequences, pack_rows, varies_with_length
+from workers.model.packing_check import (
+    check_shared_sequences,
+    keeps_state,
+    pack_rows,
+    varies_with_length,
+)
 from workers.model.shared_prefix import key_cost
 from workers.ranks.process_groups import rank_group
 
@@ -30,6 +35,7 @@ class ForwardSettings:
         pack_rows: rows lie one behind the other; for models that `use_packed_attention`.
         key_cost: what a copied key of what packed rows share costs (`order_rows`); None: they share
             nothing.
+        tells_boundaries: layers of the model keep a state, and are told where a packed row begins.
         sequence_group: the sequence-parallel group of this rank: ranks that share each sequence,
             with the same rows.
     """
@@ -39,6 +45,7 @@ class ForwardSettings:
     strip_padding: bool = True
     pack_rows: bool = False
     key_cost: float | None = None
+    tells_boundaries: bool = False
     sequence_group: dist.ProcessGroup | None = None
 
     @property
@@ -62,16 +69,28 @@ def forward_settings(
 ) -> ForwardSettings:
     """Chooses how a model is run; where its rows are packed it attends through attention.py.
 
-    They are packed where its attention allows it, and then share what they begin with, if
-    `share_prompts` asks for it.
+    They are packed where its layers allow it, and then share what they begin with, if
+    `share_prompts` asks for it. A layer's state, which is of one row, cannot be shared; and padding
+    on the left may reach it, so that rows are stripped of that wherever there is one.
 
     Raises:
         ValueError: it does not allow a sequence-parallel group of `ranks` ranks.
     """
     packs = model.use_remove_padding and pack_rows(module)
-    if share_prompts and not packs:
+    has_states = keeps_state(module.config)
+    if has_states and not model.use_remove_padding:
         logger.info(
-            "%s: its rows are padded, and a group's prompt is computed for each of them", model.path
+            "%s: use_remove_padding=false, but its layers keep a state, which padding on the left "
+            "would reach: rows are padded on the right alone",
+            model.path,
+        )
+    shares = share_prompts and packs and not has_states
+    if share_prompts and not shares:
+        rows = "packed" if packs else "padded"
+        logger.info(
+            "%s: its rows are %s, and a group's prompt is computed for each of them",
+            model.path,
+            rows,
         )
     if varies_with_length(module):
         logger.warning(
@@ -82,13 +101,14 @@ def forward_settings(
     if ranks > 1:
         check_shared_sequences(module, ranks)
     cost_of_sharing = None
-    if share_prompts and packs:
+    if shares:
         cost_of_sharing = key_cost(module.config.get_text_config())
     return ForwardSettings(
         device=device,
         dtype=torch_dtype(model.dtype),
-        strip_padding=model.use_remove_padding,
+        strip_padding=model.use_remove_padding or has_states,
         pack_rows=packs,
         key_cost=cost_of_sharing,
+        tells_boundaries=packs and has_states,
         sequence_group=rank_group(ranks),
     )

@@ -129,7 +129,12 @@ def build_forward_batch(
     there.
     """
     if settings.pack_rows:
-        batch = _pack(rows, shared, multiple_of=settings.sequence_ranks)
+        batch = _pack(
+            rows,
+            shared,
+            multiple_of=settings.sequence_ranks,
+            tells_boundaries=settings.tells_boundaries,
+        )
         if settings.sequence_group is None:
             return batch
         return _take_rank_part(batch, settings.sequence_group)
@@ -141,7 +146,13 @@ def build_forward_batch(
     return replace(batch, attention_mask=mask, position_ids=positions)
 
 
-def _pack(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) -> ForwardBatch:
+def _pack(
+    rows: Sequence[RowTokens],
+    shared: Sequence[int],
+    *,
+    multiple_of: int,
+    tells_boundaries: bool,
+) -> ForwardBatch:
     """Puts the rows' segments one behind the other: input_ids (1, total).
 
     What makes the total a multiple is a segment of its own.
@@ -170,7 +181,9 @@ def _pack(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) ->
         labels=sampled.labels,
         rows=sampled.rows,
         columns=sampled.columns,
-        sequences=Sequences.of(lengths, keys if any(shared) else None),
+        sequences=Sequences.of(
+            lengths, keys if any(shared) else None, tells_boundaries=tells_boundaries
+        ),
     )
 
 

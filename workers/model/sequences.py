@@ -51,6 +51,7 @@ class Sequences:
         keys: (sum of key_lengths,) int64, the places of each segment's keys; None: the segments'
             own, in order.
         group: the sequence-parallel group, whose ranks hold a part of the positions each.
+        tells_boundaries: layers that keep a state are told where a segment begins.
     """
 
     lengths: tuple[int, ...]
@@ -59,14 +60,22 @@ class Sequences:
     key_boundaries: Tensor
     keys: Tensor | None = None
     group: dist.ProcessGroup | None = None
+    tells_boundaries: bool = False
 
     @classmethod
-    def of(cls, lengths: Sequence[int], keys: Sequence[Tensor] | None = None) -> Self:
+    def of(
+        cls,
+        lengths: Sequence[int],
+        keys: Sequence[Tensor] | None = None,
+        *,
+        tells_boundaries: bool = False,
+    ) -> Self:
         """Describes segments of these lengths.
 
         Args:
             keys: for each segment the places of its keys, the last of which are its own; None: its
                 own alone.
+            tells_boundaries: for a model whose layers keep a state; its segments are whole rows.
         """
         if keys is None:
             key_lengths = tuple(lengths)
@@ -80,6 +89,7 @@ class Sequences:
             boundaries=_boundaries(lengths),
             key_boundaries=_boundaries(key_lengths),
             keys=places,
+            tells_boundaries=tells_boundaries,
         )
 
     def model_inputs(self) -> dict[str, Any]:
@@ -90,7 +100,21 @@ class Sequences:
         answer.
         """
         mask = self.boundaries.new_ones(1, 1, 1, 1, dtype=torch.bool)
-        return {"sequences": self, "attention_mask": mask}
+        inputs = {"sequences": self, "attention_mask": mask}
+        if self.tells_boundaries:
+            # The names that transformers has for them: gated delta nets take the first, Mamba and
+            # short convolutions the second.
+            inputs["cu_seq_lens_q"] = self.boundaries
+            inputs["seq_idx"] = self.segment_of_each_token
+        return inputs
+
+    @cached_property
+    def segment_of_each_token(self) -> Tensor:
+        """Numbers the segments at their tokens: (1, total) int32."""
+        numbers = []
+        for number, length in enumerate(self.lengths):
+            numbers.append(torch.full((length,), number, dtype=torch.int32))
+        return to_device(torch.cat(numbers)[None], self.boundaries.device)
 
     @cached_property
     def blocks(self) -> tuple[list[Block], Tensor]:

@@ -3,6 +3,8 @@
 Invariant: nothing is loaded but the model's configuration.
 """
 
+from transformers import PretrainedConfig
+
 from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.rollout.engine import PlannedMemory
@@ -19,15 +21,21 @@ def kv_cache_bytes(
     At most CPU_KV_CACHE_BYTES, and at least one sequence and a spare block.
     """
     hf = spec.hf_config.get_text_config()
-    heads = hf.num_key_value_heads or hf.num_attention_heads
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    # Keys and values.
-    numbers_per_token = 2 * hf.num_hidden_layers * heads * head_dim
+    # Layers may have heads of their own sizes.
+    numbers_per_token = sum(_numbers_per_token(layer) for layer in hf.per_layer_config)
     block_bytes = numbers_per_token * torch_dtype(config.dtype).itemsize * block
     blocks_per_sequence = -(-max_model_len // block)
     wanted = config.max_num_seqs * blocks_per_sequence * block_bytes
     least = (blocks_per_sequence + 1) * block_bytes
     return max(min(wanted, CPU_KV_CACHE_BYTES), least)
+
+
+def _numbers_per_token(layer: PretrainedConfig) -> int:
+    """Counts the keys and values that a layer keeps of a token, by the layer's configuration."""
+    settings = layer.to_dict()
+    heads = settings.get("num_key_value_heads") or layer.num_attention_heads
+    head_size = settings.get("head_dim") or layer.hidden_size // layer.num_attention_heads
+    return 2 * heads * head_size
 
 
 def plan_reserved_cache(

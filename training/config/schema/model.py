@@ -16,7 +16,9 @@ class CriticModelConfig(Section):
     dtype: Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
     #: recompute activations in backward: less memory, more time
     enable_gradient_checkpointing: bool = True
-    use_remove_padding: bool = True  #: strip the padding from rows before the forward pass
+    #: strip the padding from rows before the forward pass, and pack them where the model's layers
+    #: allow it (docs/models.md)
+    use_remove_padding: bool = True
     trust_remote_code: bool = False  #: run Python code that comes with the model
     #: entries of the model's config.json to replace
     override_config: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""The zoo: today's model families, tiny and random, and what is proved of each."""

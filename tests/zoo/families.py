@@ -1,0 +1,433 @@
+"""The zoo's families: each a configuration of its own architecture, made tiny and random.
+
+A family is what one file of transformers computes; a checkpoint is named nowhere. Weights are drawn
+so that a fault shows: matrices far from zero, norms away from one, routers that choose.
+Invariant: the same name and seed give the same bytes, without a network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from tests.zoo.chat_forms import VOCABULARY, make_tokenizer
+
+SEED = 1
+# Standard deviations of drawn matrices, and of what is added to vectors.
+MATRIX = 0.1
+VECTOR = 0.05
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+WITH_HEAD_DIM = COMMON | {"head_dim": 32}
+# Narrow enough that a row of the proofs is longer.
+WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+ROUTED = {
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+}
+DELTA_NET = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}
+LATENT = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+# Heads of Mamba 2, by the names of Granite, Bamba and Falcon H1.
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Describes a family.
+
+    Attributes:
+        config_class: transformers' class of its configuration.
+        chat: the form of its conversations, in chat_forms.py.
+        keeps_state: a layer keeps a state beside keys and values (linear attention, Mamba,
+            convolutions), so that its rows must be padded or cut where its kernels are told to.
+    """
+
+    name: str
+    config_class: str
+    chat: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    keeps_state: bool = False
+
+    def config(self) -> PretrainedConfig:
+        """Makes the configuration, with the ids of its tokenizer."""
+        tokenizer = make_tokenizer(self.chat)
+        ids = {
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+        return getattr(transformers, self.config_class)(**(self.settings | ids))
+
+    def make(self, folder: Path, seed: int = SEED) -> Path:
+        """Writes model and tokenizer to a folder, and returns it."""
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(self.config(), dtype=torch.float32)
+        draw_weights(model, seed)
+        model.generation_config.do_sample = False
+        model.save_pretrained(folder)
+        make_tokenizer(self.chat).save_pretrained(folder)
+        return folder
+
+
+def draw_weights(model: nn.Module, seed: int) -> None:
+    """Draws matrices anew, and moves every vector and every bias of a router that is a buffer."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            noise = torch.randn(tensor.shape, generator=generator)
+            if tensor.ndim > 1 and "conv" not in name:
+                tensor.copy_(MATRIX * noise)
+            else:
+                tensor.add_(VECTOR * noise)
+        for name, tensor in model.named_buffers():
+            if "correction_bias" in name:
+                tensor.copy_(VECTOR * torch.randn(tensor.shape, generator=generator))
+
+
+def _family(
+    name: str, config_class: str, chat: str, *, keeps_state: bool = False, **settings: Any
+) -> Family:
+    return Family(
+        name=name,
+        config_class=config_class,
+        chat=chat,
+        settings=settings,
+        keeps_state=keeps_state,
+    )
+
+
+def _hybrid(name: str, config_class: str, chat: str, **settings: Any) -> Family:
+    return _family(name, config_class, chat, keeps_state=True, **settings)
+
+
+_ALL = [
+    # Attention over the full context.
+    _family("qwen3", "Qwen3Config", "chatml", **WITH_HEAD_DIM | {"tie_word_embeddings": True}),
+    _family(
+        "llama3",
+        "LlamaConfig",
+        "llama3",
+        **COMMON | {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
+    ),
+    _family("mistral", "MistralConfig", "mistral", **WITH_HEAD_DIM | {"sliding_window": None}),
+    _family(
+        "ministral3",
+        "Ministral3Config",
+        "mistral",
+        **WITH_HEAD_DIM
+        | {"sliding_window": None, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}},
+    ),
+    _family("glm4", "Glm4Config", "glm", **WITH_HEAD_DIM),
+    _family("phi4", "Phi3Config", "phi", **COMMON),
+    _family("ernie4_5", "Ernie4_5Config", "ernie", **WITH_HEAD_DIM),
+    _family("olmo2", "Olmo2Config", "chatml", **COMMON),
+    _family("smollm3", "SmolLM3Config", "chatml", **COMMON | {"num_hidden_layers": 4}),
+    _family("hunyuan", "HunYuanDenseV1Config", "hunyuan", **WITH_HEAD_DIM),
+    _family("seed_oss", "SeedOssConfig", "seed", **WITH_HEAD_DIM),
+    _family("granite3", "GraniteConfig", "granite", **COMMON | {"logits_scaling": 8.0}),
+    _family("apertus", "ApertusConfig", "chatml", **COMMON | {"rope_parameters": LLAMA3_ROPE}),
+    # Windows, caps and sinks.
+    _family(
+        "gemma3",
+        "Gemma3TextConfig",
+        "gemma",
+        **WITH_HEAD_DIM | WINDOW | {"query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+    ),
+    _family(
+        "gemma4",
+        "Gemma4TextConfig",
+        "gemma",
+        **WITH_HEAD_DIM
+        | WINDOW
+        | {
+            "global_head_dim": 64,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    _family("olmo3", "Olmo3Config", "chatml", **COMMON | WINDOW),
+    _family("exaone4", "Exaone4Config", "chatml", **COMMON | WINDOW),
+    _family(
+        "cohere2", "Cohere2Config", "chatml", **COMMON | WINDOW | {"tie_word_embeddings": True}
+    ),
+    _family(
+        "gpt_oss",
+        "GptOssConfig",
+        "harmony",
+        **WITH_HEAD_DIM
+        | WINDOW
+        | {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "rope_parameters": YARN,
+        },
+    ),
+    # Experts.
+    _family("qwen3_moe", "Qwen3MoeConfig", "chatml", **WITH_HEAD_DIM | EXPERTS),
+    _family(
+        "glm4_moe",
+        "Glm4MoeConfig",
+        "glm",
+        **WITH_HEAD_DIM | ROUTED | {"first_k_dense_replace": 1, "use_qk_norm": True},
+    ),
+    _family("glm4_moe_lite", "Glm4MoeLiteConfig", "glm", **COMMON | ROUTED | LATENT),
+    _family(
+        "deepseek_v3",
+        "DeepseekV3Config",
+        "deepseek",
+        **COMMON | ROUTED | LATENT | {"n_group": 2, "topk_group": 1, "rope_parameters": YARN},
+    ),
+    _family(
+        "kimi_k2",
+        "DeepseekV3Config",
+        "kimi",
+        **COMMON | ROUTED | LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": YARN},
+    ),
+    _family(
+        "minimax_m2",
+        "MiniMaxM2Config",
+        "minimax",
+        **WITH_HEAD_DIM
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32},
+    ),
+    _family(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeConfig",
+        "ernie",
+        **COMMON
+        | {
+            "moe_intermediate_size": 32,
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_num_shared_experts": 1,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    # Layers that keep a state.
+    _hybrid("qwen3_5", "Qwen3_5TextConfig", "chatml", **WITH_HEAD_DIM | DELTA_NET),
+    _hybrid(
+        "qwen3_5_moe",
+        "Qwen3_5MoeTextConfig",
+        "chatml",
+        **WITH_HEAD_DIM | DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 32},
+    ),
+    _hybrid(
+        "qwen3_next",
+        "Qwen3NextConfig",
+        "chatml",
+        **WITH_HEAD_DIM | DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 32},
+    ),
+    _hybrid(
+        "granite4",
+        "GraniteMoeHybridConfig",
+        "granite",
+        **COMMON
+        | MAMBA
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["mamba", "mamba", "attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 64,
+            "intermediate_size": 32,
+            "position_embedding_type": "rope",
+        },
+    ),
+    _hybrid(
+        "falcon_h1", "FalconH1Config", "chatml", **WITH_HEAD_DIM | MAMBA | {"mamba_d_ssm": 128}
+    ),
+    _hybrid(
+        "nemotron_h",
+        "NemotronHConfig",
+        "chatml",
+        **WITH_HEAD_DIM
+        | ROUTED
+        | {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "moe", "attention", "mamba"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "n_groups": 1,
+            "ssm_state_size": 16,
+            "chunk_size": 16,
+            "moe_shared_expert_intermediate_size": 32,
+        },
+    ),
+    _hybrid(
+        "lfm2",
+        "Lfm2Config",
+        "chatml",
+        **COMMON
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "conv", "full_attention"],
+            "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    _hybrid(
+        "bamba",
+        "BambaConfig",
+        "chatml",
+        **COMMON | MAMBA | {"num_hidden_layers": 3, "attn_layer_indices": [1]},
+    ),
+    _hybrid(
+        "jamba",
+        "JambaConfig",
+        "chatml",
+        **COMMON
+        | {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 16,
+            "mamba_dt_rank": 8,
+            "use_mamba_kernels": False,
+        },
+    ),
+    _hybrid("olmo_hybrid", "OlmoHybridConfig", "chatml", **COMMON | DELTA_NET),
+    _hybrid(
+        "kimi_linear",
+        "KimiLinearConfig",
+        "kimi",
+        **COMMON
+        | {
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 4,
+            "layer_types": DELTA_NET["layer_types"],
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "num_local_experts": 4,
+            "linear_head_dim": 32,
+            "linear_num_heads": 2,
+            "v_head_dim": 16,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    _hybrid(
+        "zamba2",
+        "Zamba2Config",
+        "chatml",
+        **COMMON
+        | {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "mamba", "hybrid", "mamba"],
+            "n_mamba_heads": 4,
+            "mamba_d_state": 16,
+            "mamba_ngroups": 1,
+            "chunk_size": 16,
+            "num_mem_blocks": 1,
+            "use_mem_rope": True,
+            "adapter_rank": 8,
+        },
+    ),
+]
+
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+# What every run of the tests plays: one of each kind of layer.
+FAST = ("qwen3", "gemma3", "qwen3_moe", "qwen3_5")
+# What the trial at the start refuses for rollout.name=hf; the reason is the trial's own sentence.
+REFUSED: dict[str, Family] = {
+    family.name: family
+    for family in [
+        # A sparse indexer: behind `index_topk` tokens it may take keys that are masked.
+        _family(
+            "deepseek_v32",
+            "DeepseekV32Config",
+            "deepseek",
+            **COMMON
+            | ROUTED
+            | LATENT
+            | {"n_group": 1, "topk_group": 1}
+            | {"index_topk": 64, "index_head_dim": 32, "index_n_heads": 2},
+        ),
+        # Its code keeps its states in its modules.
+        _hybrid(
+            "recurrent_gemma",
+            "RecurrentGemmaConfig",
+            "gemma",
+            **COMMON
+            | {"num_hidden_layers": 3, "num_key_value_heads": 1}
+            | {"attention_window_size": 8, "lru_width": 64},
+        ),
+        # Its cache cannot take rows out.
+        _hybrid(
+            "minimax_01",
+            "MiniMaxConfig",
+            "minimax",
+            **WITH_HEAD_DIM
+            | {"num_local_experts": 4, "num_experts_per_tok": 2}
+            | {"layer_types": ["linear_attention", "full_attention"], "block_size": 16},
+        ),
+    ]
+}

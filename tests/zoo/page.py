@@ -1,0 +1,241 @@
+"""Proves every family of the zoo, and writes docs/models.md: `make zoo`, or with names, some.
+
+With names the lines of these alone are written anew. The exit code is 1 where a proof fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+import torch
+import transformers
+
+from tests.zoo import proofs
+from tests.zoo.families import FAMILIES, REFUSED, Family
+from tests.zoo.proofs import ENGINE_TOLERANCE, ROW_TOLERANCE, Subject
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
+COLUMNS = (
+    "beside others",
+    "engine",
+    "after an update",
+    "rows",
+    "training",
+    "resumed",
+    "export",
+    "plan",
+)
+
+
+@dataclass
+class Proved:
+    """Holds what was seen of a family.
+
+    Attributes:
+        cells: by column.
+        failed: the columns whose proof failed, with what was seen.
+    """
+
+    family: Family
+    model_class: str
+    cells: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def take(self, column: str, prove: Callable[[], float | bool], most: float = 0.0) -> None:
+        """Makes a proof: a number that is at most so large, or a truth."""
+        try:
+            seen = prove()
+        # A proof that raises has failed, whatever was raised.
+        except Exception as error:
+            self.failed[column] = f"{type(error).__name__}: {error}"
+            self.cells[column] = "**fails**"
+            return
+        if isinstance(seen, bool):
+            self.cells[column] = "yes" if seen else "**no**"
+            holds = seen
+        else:
+            self.cells[column] = f"{seen:.0e}"
+            holds = seen <= most
+        if not holds:
+            self.failed[column] = str(seen)
+            self.cells[column] = f"**{self.cells[column]}**"
+
+
+def prove_family(family: Family, folder: Path) -> Proved:
+    """Makes every proof of a family, in a folder for its files."""
+    model = family.make(folder / "model")
+    subject = Subject.load(family, model)
+    proved = Proved(family, type(subject.lm).__name__)
+    layout = "packed" if subject.settings.pack_rows else "padded"
+    proved.take(
+        "beside others", lambda: proofs.row_beside_others_is_row_alone(subject), ROW_TOLERANCE
+    )
+    proved.take("engine", lambda: proofs.engine_is_trainer(subject), ENGINE_TOLERANCE)
+    proved.take("rows", lambda: proofs.trainer_is_row_alone(subject), ENGINE_TOLERANCE)
+    proved.cells["rows"] = f"{layout}, {proved.cells['rows']}"
+    proved.take("training", lambda: proofs.training_is_reading(subject), ROW_TOLERANCE)
+    proved.take("after an update", lambda: engine_after_update(subject), ENGINE_TOLERANCE)
+    other = Subject.load(family, model)
+    proved.take("resumed", lambda: not proofs.resumed_differs(other, folder / "resumed"))
+    other = Subject.load(family, model)
+    run = folder / "run"
+    proved.take(
+        "export", lambda: proofs.exported_is_policy(other, run, folder / "out"), ROW_TOLERANCE
+    )
+    proved.take("plan", lambda: proofs.plan_is_made(subject))
+    return proved
+
+
+def engine_after_update(subject: Subject) -> float:
+    """Moves every tensor, sends them, and measures how far the engine is from the trainer.
+
+    Raises:
+        AssertionError: a tensor did not move, or the engine had them before they were sent.
+    """
+    unmoved = proofs.update(subject)
+    assert not unmoved, f"these did not move: {', '.join(unmoved)}"
+    assert proofs.engine_is_trainer(subject) > ENGINE_TOLERANCE, "the update moved nothing"
+    subject.sync()
+    return proofs.engine_is_trainer(subject)
+
+
+def refusal_of(family: Family, folder: Path) -> str:
+    """Returns the sentence by which a family is refused.
+
+    Raises:
+        AssertionError: it is not.
+    """
+    try:
+        Subject.load(family, family.make(folder / "model"))
+    except ValueError as error:
+        return str(error)
+    raise AssertionError(f"{family.name} is not refused any more: it belongs to the others")
+
+
+def write_table(rows: Sequence[Proved]) -> str:
+    """Writes the table of what was proved."""
+    lines = ["| family | class | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for row in rows:
+        cells = [row.cells.get(column, "") for column in COLUMNS]
+        lines.append(f"| {row.family.name} | `{row.model_class}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def replace_lines(rows: Sequence[Proved], refusals: dict[str, str]) -> None:
+    """Writes the lines of these families anew in the page."""
+    fresh = {f"| {row.family.name} |": write_table([row]).splitlines()[-1] for row in rows}
+    fresh |= {f"- **{name}**:": refusal_line(name, refusals[name]) for name in refusals}
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    for begins, line in fresh.items():
+        place = next(i for i, old in enumerate(lines) if old.startswith(begins))
+        lines[place] = line
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def refusal_line(name: str, sentence: str) -> str:
+    """Writes the line of a family that is refused."""
+    return f"- **{name}**: {sentence}."
+
+
+def write_page(rows: Sequence[Proved], refusals: dict[str, str]) -> str:
+    """Writes the page."""
+    refused = [refusal_line(name, sentence) for name, sentence in refusals.items()]
+    return PAGE_TEXT.format(
+        day=time.strftime("%Y-%m-%d"),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        count=len(rows),
+        table=write_table(rows),
+        refused="\n".join(refused),
+        engine=f"{ENGINE_TOLERANCE:.0e}",
+        row=f"{ROW_TOLERANCE:.0e}",
+    )
+
+
+PAGE_TEXT = """# Models
+
+    make zoo
+
+A family is what one file of transformers computes; any checkpoint of it is that code with other
+weights. Each family below was made tiny and random, with a tokenizer and a chat template of its
+own form, and went through the proofs of `tests/zoo/`: `make zoo` makes them all again and writes
+this page. Seen on {day} in float32 on a CPU, with torch {torch} and transformers {transformers},
+with `rollout.name=hf`; {count} families.
+
+{table}
+
+What the columns say, in nats of the log-probs of sampled tokens where a number stands:
+
+- **beside others**: a row that is played in a batch with longer ones, some of which leave it,
+  against the same row by itself; at most {row}. Padding reaches no state.
+- **engine**: the engine's log-probs against the trainer's; at most {engine}.
+- **after an update**: the same behind an optimiser's step that moved every tensor (routers'
+  corrections, which no loss reaches, stay), and behind the weight sync.
+- **rows**: how the trainer lays rows out (`model.use_remove_padding=true`), and its log-probs
+  against the model's own pass over each row alone. *packed*: one behind the other, and what they
+  begin with is computed once. *padded*: on the right; models with windows of attention, and
+  models whose layers keep a state (gated delta nets, Mamba, short convolutions). These are packed
+  where their kernels heed where a row begins, which transformers' own code on a CPU does not; a
+  trial on the weights at the start decides, and a line says which it is and why. `--explain` says
+  it before.
+- **training**: log-probs in training mode against those that are read; at most {row}.
+- **resumed**: an update behind a checkpoint is bitwise the update of the run that was not
+  stopped.
+- **export**: plain transformers loads `features/export`'s folder, every tensor and no other, and
+  has the policy's logits; at most {row}.
+- **plan**: `--plan` plans the run's memory.
+
+## Checks at the start
+
+Whatever the family, a run tries the weights that it is given before it trains, in seconds: the
+head's logits, that no state depends on what comes behind it, training against reading, packed
+rows against rows alone and against other rows before them, and the engine's cache against a pass
+without it. What does not hold is refused with the number that differs, or, for packing, done
+without. Where padding on the left would reach a layer's state, such as through a bias before it
+(Granite 4 with `mamba_proj_bias`, LFM2 with `conv_bias`), the hf engine samples prompts of one
+length together, with a warning that says so.
+
+## Refused
+
+By the trial at the start, with `rollout.name=hf`, in these words:
+
+{refused}
+
+A model that takes no `position_ids`, as Mamba alone does, cannot be trained here.
+"""
+
+
+def main(names: Sequence[str]) -> int:
+    """Proves the families of these names, or all and writes the page; returns the exit code."""
+    logging.disable(logging.WARNING)
+    wanted = list(names) or [*FAMILIES, *REFUSED]
+    rows = []
+    refusals = {}
+    for name in wanted:
+        with TemporaryDirectory() as folder:
+            if name in REFUSED:
+                refusals[name] = refusal_of(REFUSED[name], Path(folder))
+                continue
+            rows.append(prove_family(FAMILIES[name], Path(folder)))
+        print(name, rows[-1].cells, rows[-1].failed or "", flush=True)
+    if names:
+        replace_lines(rows, refusals)
+    else:
+        PAGE.write_text(write_page(rows, refusals), encoding="utf-8")
+    return int(any(row.failed for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,315 @@
+"""What is proved of a family, each by one function over a `Subject`; all of it is measured.
+
+Every function returns the number that it measured, in nats of log-probs where nothing else is said,
+or raises what the product raises. Invariant: a proof goes the product's own ways: its engine, its
+layouts of rows, its update, its checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+import workers.model.state as model_state
+from data.protocol import DataProto
+from tests.zoo.families import Family
+from training.config import ActorConfig, ModelConfig, OptimConfig, PPOConfig, RolloutConfig
+from training.config.loader import load_config
+from training.config.reference import to_yaml
+from training.run import checkpoint_names
+from training.run.checkpoint_contents import DriverState, save_driver_state
+from workers.dp_actor import DataParallelPPOActor
+from workers.hf_rollout import HFRollout
+from workers.model.builder import ModelSpec
+from workers.model.checkpoint_writer import CheckpointWriter
+from workers.model.forward_settings import ForwardSettings, forward_settings
+from workers.model.optimizer import build_optimizer, build_scheduler
+from workers.model.packing_check import check_forward, check_training
+from workers.rollout.engine import Completion, Sampling
+from workers.weight_sync.manifest import iter_weights, weight_manifest
+
+# Nats, in float32.
+ENGINE_TOLERANCE = 1e-4
+ROW_TOLERANCE = 1e-5
+# What no loss reaches: the routers' corrections are set by a load, not by a gradient.
+WITHOUT_GRADIENT = ("correction_bias",)
+# Prompts of many lengths, and answers that end at other times: rows leave a batch.
+PROMPTS = (1, 2, 5, 19, 33, 19)
+ANSWERS = (20, 3, 12, 5, 20, 2)
+# The ids from here on are words.
+FIRST_WORD = 10
+OPTIM = OptimConfig(lr=1e-2)
+# The step of the checkpoints, and the steps of the schedule.
+STEP = 1
+STEPS = 5
+
+
+@dataclass
+class Subject:
+    """Holds a family's model as a run has it: the policy, its engine, and how its rows are laid.
+
+    Attributes:
+        settings: of the policy's passes, as a run chooses them.
+    """
+
+    family: Family
+    folder: Path
+    spec: ModelSpec
+    lm: nn.Module
+    engine: HFRollout
+    settings: ForwardSettings
+
+    @classmethod
+    def load(cls, family: Family, folder: Path) -> Subject:
+        """Loads a folder that `Family.make` wrote."""
+        config = ModelConfig(dtype="float32", enable_gradient_checkpointing=False)
+        spec = ModelSpec(config, str(folder), torch.device("cpu"))
+        lm = spec.causal_lm(trainable=True)
+        rollout = RolloutConfig(
+            dtype="float32",
+            response_length=max(ANSWERS),
+            max_model_len=max(PROMPTS) + max(ANSWERS),
+            max_num_seqs=len(PROMPTS),
+        )
+        subject = cls(
+            family=family,
+            folder=folder,
+            spec=spec,
+            lm=lm,
+            engine=HFRollout(rollout, spec),
+            settings=forward_settings(config, True, lm, spec.device),
+        )
+        subject.sync()
+        return subject
+
+    def sync(self) -> None:
+        """Sends the policy's weights to the engine."""
+        self.engine.update_weights(iter_weights(self.lm, torch.float32), weight_manifest(self.lm))
+
+    def play(self, rows: Sequence[int]) -> dict[int, Completion]:
+        """Samples the answers of these prompts, all in one batch."""
+        for row in rows:
+            sampling = Sampling(max_tokens=ANSWERS[row], temperature=1.0, seed=row)
+            self.engine.submit(str(row), prompt(row, self.vocabulary), sampling)
+        return {int(done.request_id): done for done in self.engine.step()}
+
+    @property
+    def vocabulary(self) -> int:
+        """Returns how many tokens the model knows."""
+        return self.lm.config.get_text_config().vocab_size
+
+
+def prompt(row: int, vocabulary: int) -> list[int]:
+    """Draws a prompt; two of them begin alike."""
+    generator = torch.Generator().manual_seed(PROMPTS[row])
+    return torch.randint(FIRST_WORD, vocabulary, (PROMPTS[row],), generator=generator).tolist()
+
+
+def as_batch(subject: Subject, answers: dict[int, Completion]) -> DataProto:
+    """Lays sampled answers out as the trainer gets them: prompts on the left, answers behind."""
+    width = max(PROMPTS)
+    length = max(ANSWERS)
+    prompts = torch.zeros(len(answers), width, dtype=torch.long)
+    responses = torch.zeros(len(answers), length, dtype=torch.long)
+    attention = torch.zeros(len(answers), width + length, dtype=torch.long)
+    mask = torch.zeros_like(responses)
+    log_probs = torch.zeros(len(answers), length)
+    for place, (row, answer) in enumerate(sorted(answers.items())):
+        ids = prompt(row, subject.vocabulary)
+        count = len(answer.token_ids)
+        prompts[place, width - len(ids) :] = torch.tensor(ids)
+        responses[place, :count] = torch.tensor(answer.token_ids)
+        attention[place, width - len(ids) : width + count] = 1
+        mask[place, :count] = 1
+        log_probs[place, :count] = torch.tensor(answer.log_probs)
+    return DataProto.from_dict(
+        tensors={
+            "prompts": prompts,
+            "responses": responses,
+            "response_mask": mask,
+            "attention_mask": attention,
+            "rollout_log_probs": log_probs,
+        }
+    )
+
+
+def actor_of(subject: Subject, optimizer: torch.optim.Optimizer | None = None) -> object:
+    """Makes the policy's worker of one rank."""
+    config = ActorConfig(ppo_mini_batch_size=len(PROMPTS), grad_clip=1e9)
+    return DataParallelPPOActor(config, subject.lm, optimizer, forward=subject.settings)
+
+
+def trainer_log_probs(subject: Subject, data: DataProto) -> Tensor:
+    """Computes log-probs as a run does, packed or padded: (rows, answer)."""
+    log_probs, _ = actor_of(subject).compute_log_prob(data)
+    return log_probs
+
+
+@torch.no_grad()
+def own_log_probs(subject: Subject, data: DataProto) -> Tensor:
+    """Computes log-probs by the model's own pass over each row alone: (rows, answer)."""
+    width = data.batch["prompts"].shape[1]
+    result = torch.zeros(data.batch["responses"].shape)
+    subject.lm.eval()
+    for row in range(len(data)):
+        real = data.batch["attention_mask"][row].bool()
+        ids = torch.cat([data.batch["prompts"][row], data.batch["responses"][row]])[real][None]
+        logits = subject.lm(input_ids=ids, use_cache=False).logits[0].float()
+        log_probs = logits.log_softmax(-1)
+        start = int(real[:width].sum())
+        sampled = ids[0, start:]
+        count = len(sampled)
+        result[row, :count] = log_probs[start - 1 : -1].gather(1, sampled[:, None])[:, 0]
+    return result
+
+
+def largest(difference: Tensor, data: DataProto) -> float:
+    """Returns the largest difference over sampled tokens."""
+    return float(difference[data.batch["response_mask"].bool()].abs().max())
+
+
+def engine_is_trainer(subject: Subject) -> float:
+    """Measures how far the engine's log-probs are from the trainer's."""
+    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    return largest(data.batch["rollout_log_probs"] - trainer_log_probs(subject, data), data)
+
+
+def row_beside_others_is_row_alone(subject: Subject) -> float:
+    """Measures how far a row that is played beside longer ones is from the row by itself."""
+    together = subject.play(range(len(PROMPTS)))
+    worst = 0.0
+    for row, beside in together.items():
+        alone = subject.play([row])[row]
+        if alone.token_ids != beside.token_ids:
+            return float("inf")
+        gap = torch.tensor(alone.log_probs) - torch.tensor(beside.log_probs)
+        worst = max(worst, float(gap.abs().max()))
+    return worst
+
+
+def trainer_is_row_alone(subject: Subject) -> float:
+    """Measures how far rows as they are laid out, packed or padded, are from each row alone."""
+    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    return largest(trainer_log_probs(subject, data) - own_log_probs(subject, data), data)
+
+
+def update_batch(subject: Subject) -> DataProto:
+    """Plays what an update learns from, with advantages that are drawn."""
+    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    generator = torch.Generator().manual_seed(0)
+    data.batch["advantages"] = torch.randn(data.batch["responses"].shape, generator=generator)
+    return data
+
+
+def update(subject: Subject) -> list[str]:
+    """Makes one update; returns the names of what it did not move, though a loss may reach it."""
+    data = update_batch(subject)
+    before = weights_of(subject)
+    actor_of(subject, build_optimizer(subject.lm, OPTIM)).update_policy(data)
+    unmoved = differing(before, weights_of(subject), equal=True)
+    return [name for name in unmoved if not name.endswith(WITHOUT_GRADIENT)]
+
+
+def weights_of(subject: Subject) -> dict[str, Tensor]:
+    """Copies the policy's parameters."""
+    return {name: each.detach().clone() for name, each in subject.lm.named_parameters()}
+
+
+def differing(
+    one: dict[str, Tensor], other: dict[str, Tensor], *, equal: bool = False
+) -> list[str]:
+    """Lists the tensors that differ in a bit, or with `equal` those that do not."""
+    return [name for name, tensor in one.items() if torch.equal(tensor, other[name]) == equal]
+
+
+def resumed_differs(subject: Subject, run_dir: Path) -> list[str]:
+    """Makes two updates, and the second once more from a checkpoint; lists what differs.
+
+    The checkpoint stays in `run_dir`, as of a run.
+    """
+    data = update_batch(subject)
+    optimizer = build_optimizer(subject.lm, OPTIM)
+    actor = actor_of(subject, optimizer)
+    actor.update_policy(data)
+    write_checkpoint(subject, optimizer, run_dir)
+    actor.update_policy(data)
+    uninterrupted = weights_of(subject)
+    again = Subject.load(subject.family, subject.folder)
+    optimizer = build_optimizer(again.lm, OPTIM)
+    state = (again.lm, optimizer, build_scheduler(optimizer, OPTIM, STEPS))
+    folder = run_dir / f"global_step_{STEP}" / "actor"
+    model_state.load(folder, state, ("model", "optimizer", "extra"))
+    actor_of(again, optimizer).update_policy(data)
+    return differing(uninterrupted, weights_of(again))
+
+
+def write_checkpoint(subject: Subject, optimizer: torch.optim.Optimizer, run_dir: Path) -> None:
+    """Writes a checkpoint with a run's own code, and the settings beside it."""
+    state = (subject.lm, optimizer, build_scheduler(optimizer, OPTIM, STEPS))
+    writer = CheckpointWriter()
+    folder = checkpoint_names.start_checkpoint(run_dir, STEP)
+    parts = ("model", "optimizer", "extra")
+    model_state.save(writer, folder / "actor", state, parts, subject.spec.tokenizer)
+    assert writer.is_written(wait=True)
+    save_driver_state(folder, DriverState(global_steps=STEP))
+    checkpoint_names.complete_checkpoint(folder)
+    policy = PPOConfig().actor_rollout_ref
+    rollout = replace(policy.rollout, dtype="float32")
+    policy = replace(policy, model=subject.spec.config, rollout=rollout)
+    (run_dir / "config.yaml").write_text(to_yaml(replace(PPOConfig(), actor_rollout_ref=policy)))
+
+
+@torch.no_grad()
+def exported_is_policy(subject: Subject, run_dir: Path, out: Path) -> float:
+    """Exports a policy after an update; measures how far plain transformers' logits are.
+
+    Raises:
+        AssertionError: the folder lacks a tensor, or has one that the model does not.
+    """
+    from features.export.export import export
+
+    with torch.enable_grad():
+        optimizer = build_optimizer(subject.lm, OPTIM)
+        actor_of(subject, optimizer).update_policy(update_batch(subject))
+    write_checkpoint(subject, optimizer, run_dir)
+    export(run_dir, out)
+    model, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"], info
+    ids = torch.arange(FIRST_WORD, FIRST_WORD + 24)[None]
+    subject.lm.eval()
+    expected = subject.lm(input_ids=ids, use_cache=False).logits
+    return float((model.eval()(input_ids=ids, use_cache=False).logits - expected).abs().max())
+
+
+def training_is_reading(subject: Subject) -> float:
+    """Measures how far log-probs in training mode, with gradients, are from those that are read."""
+    check_forward(subject.lm)
+    check_training(subject.lm)
+    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    read = trainer_log_probs(subject, data)
+    actor = actor_of(subject)
+    actor.actor_module.train()
+    trained, _ = actor.forward(data)
+    actor.actor_module.eval()
+    return largest(trained.detach() - read, data)
+
+
+def plan_is_made(subject: Subject) -> bool:
+    """Checks that the memory of a run is planned."""
+    from features.memory_plan.planner import Planner
+
+    settings = [
+        f"actor_rollout_ref.model.path={subject.folder}",
+        "actor_rollout_ref.rollout.name=hf",
+        "trainer.device=cpu",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=8",
+        "data.max_response_length=8",
+        "algorithm.adv_estimator=grpo",
+    ]
+    return bool(Planner(load_config(settings, check=False).config).tell())
