@@ -91,7 +91,7 @@ import sys, time
 from pathlib import Path
 if sys.argv[1] == "viewer":
     from features.viewer import command as module
-    module.build_viewer = lambda runs, out: making(out)
+    module.build_viewer = lambda runs, out, **options: making(out)
     words = [sys.argv[2], "--out", sys.argv[3]]
 else:
     from features.export import export as module

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from features.viewer.command import rewrite_page
 from scripts.browser import Browser
 from tests.conftest import PROJECT
 from tests.e2e.test_agents import (
@@ -273,7 +274,8 @@ def test_an_answer_that_the_environment_gives_away(reader: Reader, play: Any) ->
     reader.click_first(".list-row", "the first episode")
     reader.sees("ending")
     talk = " ".join(reader.browser.run("return document.querySelector('.talk').innerText").split())
-    assert re.search(r"user higher (\d+) policy, turn \d+ ?reward 1 \1\b", talk), talk
+    facts = r"policy, turn \d+ ?reward 1 ?engine \S+ s ?environment \S+ s"
+    assert re.search(rf"user higher (\d+) {facts} \1\b", talk), talk
 
 
 def test_links_work_once_the_viewer_is_made_and_the_page_says_so_before(
@@ -281,6 +283,9 @@ def test_links_work_once_the_viewer_is_made_and_the_page_says_so_before(
 ) -> None:
     run_dir = tmp_path / "run"
     fit(game_config(tiny_game, run_dir, *GRPO, *playing("Steady"), steps(1)))
+    # As where the run ended before it could make one.
+    shutil.rmtree(run_dir / "viewer")
+    rewrite_page(run_dir)
     reader.open(run_dir)
     python = from_here(Path(sys.executable))
     reader.sees(f"which this command makes: {python} -m features.viewer.command {run_dir}")
