@@ -683,6 +683,7 @@ def test_two_ranks_in_the_game_give_the_numbers_of_one(
         assert two == pytest.approx(one, rel=1e-5, abs=NOISE)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_environments_as_ray_actors_are_counted_and_closed(tiny_game: Path, tmp_path: Path) -> None:
     where = (

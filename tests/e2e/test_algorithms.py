@@ -137,6 +137,7 @@ def test_what_engine_and_trainer_disagree_in_is_measured_in_every_step(
     assert len(seen["update"]) == 11
 
 
+@pytest.mark.long
 def test_a_teacher_of_the_same_vocabulary_is_distilled(tiny_game: Path, tmp_path: Path) -> None:
     chosen = ("algorithm.adv_estimator=on_policy_distillation", f"{ACTOR}.ppo_mini_batch_size=8")
     teacher = tmp_path / "teacher"

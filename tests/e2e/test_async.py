@@ -94,6 +94,7 @@ def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
     cluster: None,

@@ -143,6 +143,7 @@ def needs_git() -> None:
         pytest.skip("the project is no git repository that could be cloned")
 
 
+@pytest.mark.long
 def test_halving_grpos_normaliser_rings_nothing(tiny_game: Path, tmp_path: Path) -> None:
     assert_silent(HALVED, tiny_game / "model", tmp_path)
 

@@ -96,6 +96,7 @@ class FailingRun:
             self.process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("faults", "codes"),
     [

@@ -101,6 +101,7 @@ def test_several_ranks_and_engines_of_their_own_do_so_too(
         assert steps[0][name] == pytest.approx(expected[0][name], rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.long
 def test_in_a_deterministic_run_it_changes_nothing_bitwise(tiny_game: Path, tmp_path: Path) -> None:
     fixed = ("trainer.deterministic=true",)
     whole, _ = train(tiny_game, tmp_path / "whole", *fixed)

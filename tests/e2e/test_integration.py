@@ -39,6 +39,7 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.long
 def test_a_project_elsewhere_learns_with_its_own_parts(project: Path) -> None:
     python(project, str(PROJECT / "main.py"), "train.yaml", "trainer.total_training_steps=20")
     steps = [json.loads(line) for line in (project / "run/metrics.jsonl").read_text().splitlines()]
@@ -47,6 +48,7 @@ def test_a_project_elsewhere_learns_with_its_own_parts(project: Path) -> None:
     assert steps[-1]["tool/stock/calls"] > 0 and steps[-1]["agent/ending/done"] == 128
 
 
+@pytest.mark.long
 def test_the_program_of_the_example_trains(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

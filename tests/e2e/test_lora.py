@@ -129,6 +129,7 @@ def warm_task(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shares", [False, True])
 def test_adapters_learn_the_task(warm_task: Path, tmp_path: Path, shares: bool) -> None:
     own = (

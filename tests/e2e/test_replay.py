@@ -167,6 +167,7 @@ def test_a_step_is_replayed_by_its_own_settings(run: Path, tmp_path: Path, capsy
     assert "different settings (config.1.yaml, config.yaml)" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_it_runs_from_any_folder(run: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

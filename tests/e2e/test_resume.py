@@ -210,6 +210,7 @@ def test_another_estimator_and_schedule_are_refused_or_said(tiny_task, tmp_path,
     assert (tmp_path / "config.1.yaml").read_text().startswith("# steps 1 to 1\n")
 
 
+@pytest.mark.long
 def test_interrupted_runs_save_and_go_on_with_the_command_that_they_print(
     tiny_task, tmp_path
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_group_estimator_has_groups_by_itself() -> None:
     assert samples == {"grpo": 8, "gae": 1, "rloo": 8, "remax": 1}
 
 
+@pytest.mark.long
 def test_what_is_saved_runs_by_main_and_is_read_back(config: ConfigStore, tmp_path: Path) -> None:
     config.training.num_epochs = 1
     config.overrides["alarms.mode"] = "off"
@@ -134,6 +135,7 @@ def test_the_package_is_importable_from_any_folder(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(PROJECT / "setup/__init__.py"), done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(len(SCRIPTS)))
 def test_a_script_of_the_guide_runs_as_it_stands(
     number: int, tiny_game: Path, tmp_path: Path

@@ -97,6 +97,7 @@ def test_a_pass_that_would_be_left_out_is_made_for_its_values(
         assert step["timing_s/old_log_prob"] > 0 and step["critic/vf_loss"] > 0
 
 
+@pytest.mark.long
 def test_one_model_learns_the_task_and_what_answers_are_worth(
     tiny_task: Path, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_tool_asks_the_environment_of_its_own_episode(folder: Path) -> None:
         agent.close()
 
 
+@pytest.mark.long
 def test_the_pages_game_with_a_database_trains(folder: Path) -> None:
     for command in (
         ["examples/prepare_game.py", "ages.yaml"],

@@ -36,6 +36,7 @@ def write_files(folder: Path, section: str) -> list[str]:
     return [code for code, _ in blocks]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_feature_of_the_page_takes_thirty_lines_and_has_a_chart_on_the_run_page(
     tmp_path: Path, tiny_game: Path

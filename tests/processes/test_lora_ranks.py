@@ -117,6 +117,7 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return float(apart.norm() / whole.norm())
 
 
+@pytest.mark.long
 def test_two_ranks_make_the_update_of_one(folder: Path) -> None:
     changes, metrics = read(folder, 0), read(folder, 1)
     for change in changes.values():

@@ -33,6 +33,7 @@ sys.exit(main.main(sys.argv[2:]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after_s", [0.3, 1.5])
 def test_sigterm_while_ray_starts_ends_the_run_with_143(
     tiny_task: Path, tmp_path: Path, after_s: float

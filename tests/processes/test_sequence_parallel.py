@@ -155,6 +155,7 @@ def results(folder: Path, world: int, shared: int) -> list[dict[str, Any]]:
     return [torch.load(folder / f"results-{world}-{rank}.pt") for rank in range(world)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "shared"), LAYOUTS_OF_RANKS)
 def test_a_sequence_parallel_group_makes_the_updates_of_one(
     folder: Path, world: int, shared: int

@@ -252,6 +252,7 @@ def test_features_come_in_their_order_and_the_users_own_last(tmp_path: Path) -> 
         "alarms",
         "records",
         "trackers",
+        "viewer",
         "run_page",
         "Mine",
         "Knows",

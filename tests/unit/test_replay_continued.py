@@ -31,27 +31,27 @@ def test_each_conversation_of_a_program_is_told_from_its_question_on() -> None:
     in_environment = {**turns[0], "asked": None, "observation": turns[2]["asked"]}
     lines: list[str] = []
     played = {**record, "turns": [in_environment]}
-    tell_conversation(played, played, 1, lines.append)
+    tell_conversation(played, played, 2, lines.append)
     assert lines[:3] == [
         "user: name one colour",
-        "[turn 0, record] assistant: pear",
+        "[turn 1, record] assistant: pear",
         "user: bad, another",
     ]
     lines.clear()
     tell_conversation(
-        record, {**record, "turns": [turns[0], otherwise, *turns[2:]]}, 2, lines.append
+        record, {**record, "turns": [turns[0], otherwise, *turns[2:]]}, 3, lines.append
     )
     assert lines == [
         "user: name one colour",
-        "[turn 0, record] assistant: pear",
+        "[turn 1, record] assistant: pear",
         "(a conversation begins)",
         "user: a third colour",
-        "(in the record turn 1 was asked otherwise)",
-        "[turn 1, record] assistant: plum",
+        "(in the record turn 2 was asked otherwise)",
+        "[turn 2, record] assistant: plum",
         "user: bad, another",
-        "[turn 2, model] assistant: red",
-        "(goes on behind turn 0)",
+        "[turn 3, model] assistant: red",
+        "(goes on behind turn 1)",
         "user: and one more",
-        "[turn 3, model] assistant: blue",
+        "[turn 4, model] assistant: blue",
         "env_done after 4 turns, reward 1; the record: env_done after 4 turns, reward 1",
     ]

@@ -239,6 +239,7 @@ def test_values_of_the_policys_own_model_are_planned_with_it(shape: Path) -> Non
     assert phases["actor update"].optimiser == 8 * (PARAMETERS + 32)
 
 
+@pytest.mark.long
 def test_a_7b_model_is_planned_in_seconds_without_its_memory_or_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

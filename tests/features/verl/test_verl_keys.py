@@ -212,6 +212,7 @@ def test_a_part_that_is_not_there_may_be_switched_off_but_not_on() -> None:
 DEFAULTS = (Path(__file__).parent / "verl_defaults.txt").read_text().splitlines()
 
 
+@pytest.mark.long
 def test_every_key_of_verl_loads_at_its_default_with_a_line_at_most(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
