@@ -66,6 +66,13 @@ ELSEWHERE = {
     "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
     "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/features/run_page/runs/test_pages_run.py",
     "python main.py CONFIG.yaml programs.command=": "tests/features/programs/runs/test_programs.py",
+    "python main.py ages.yaml": "tests/e2e/test_tools_guide.py",
+    "python main.py CONFIG.yaml data.train_files=rows.jsonl agent.environment.path=tutor.py": (
+        "tests/features/verl/test_verl_page.py"
+    ),
+    "python main.py CONFIG.yaml programs.function=search_loop.py:run": (
+        "tests/features/verl/test_verl_page.py"
+    ),
     "python main.py CONFIG.yaml --serve": "tests/features/programs/runs/test_programs.py",
     "python main.py CONFIG.yaml agent.tools=[python]": (
         "tests/features/sandbox/test_python_walls.py"

@@ -103,7 +103,7 @@ def check(batches: list[DataProto], folder: Path, name: str) -> None:
         file = folder / f"episodes/{number}.jsonl"
         for episode in read_episodes(file):
             assert len(episode["rows"]) == of_episode[episode["episode_id"]]
-        assert replay.main([str(folder), str(file)]) == replay.SAME
+        assert replay.main([str(folder / "config.yaml"), str(file)]) == replay.SAME
 
 
 def test_a_program_of_openais_sdk_is_trained_token_for_token(

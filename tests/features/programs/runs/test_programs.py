@@ -149,7 +149,7 @@ def test_helpers_at_once_give_rows_that_share_their_beginnings(
     rows = Counter(batch.non_tensor_batch["episode_id"].tolist())
     assert set(rows.values()) == {3}, "the first answer, which one goes on from, and two forks"
     file = tmp_path / "episodes/1.jsonl"
-    assert replay.main([str(tmp_path), str(file)]) == replay.SAME
+    assert replay.main([str(tmp_path / "config.yaml"), str(file)]) == replay.SAME
     records = {record["episode_id"]: record for record in read_episodes(file)}
     for record in records.values():
         first, *forks = record["rows"]
