@@ -212,7 +212,7 @@ def run_after_training(words: list[str], ended_run: Path, game: Path, folder: Pa
             word = str(run_dir / "global_step_1" if of_run[2] else run_dir)
         elif word == "outputs/quickstart/task/model":
             word = str(game / "model")
-        elif word in ("exported", "my_model", "my_model_at_130", "outputs/both"):
+        elif word in ("exported", "my_model", "my_model_at_130", "outputs/both", "to_send"):
             word = str(folder / word)
         given.append(word)
     if words[1] == "main.py":
