@@ -71,19 +71,7 @@ def build_trainer(
         tokenizer = _load_tokenizer(config.actor_rollout_ref.model)
     acts = bool(config.environments) or brings_agents
     data = config.data
-    files_and_limits = {
-        "train_dataset": (data.train_files, data.train_max_samples),
-        "val_dataset": (data.val_files, data.val_max_samples),
-    }
-    for name, (files, most) in files_and_limits.items():
-        if files and name not in arguments:
-            if not acts:
-                arguments[name] = create_dataset(files, data, tokenizer, None, most)
-            elif config.plays_dataset_rows and not brings_agents:
-                arguments[name] = _read_rows_with_tools(files, config, tokenizer, most)
-            else:
-                arguments[name] = read_tasks(files, data, most)
-                _warn_of_unfiltered(files, data)
+    arguments |= _read_datasets(config, tokenizer, set(arguments), acts, brings_agents)
     if data.train_files and data.val_files:
         warn_of_shared_rows(arguments["train_dataset"], arguments["val_dataset"], data.prompt_key)
     if acts and (brings_agents or not config.plays_dataset_rows):
@@ -100,6 +88,38 @@ def build_trainer(
     # The trial's questions to models belong to no step.
     USAGE.take()
     return trainer
+
+
+def _read_datasets(
+    config: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    given: set[str],
+    acts: bool,
+    brings_agents: bool,
+) -> dict[str, Any]:
+    """Reads the rows of training and validation that the caller has not given.
+
+    Args:
+        given: names of the trainer's arguments that are there.
+        acts: the run plays in environments; brings_agents: the caller gives their agents.
+    """
+    data = config.data
+    files_and_limits = {
+        "train_dataset": (data.train_files, data.train_max_samples),
+        "val_dataset": (data.val_files, data.val_max_samples),
+    }
+    datasets: dict[str, Any] = {}
+    for name, (files, most) in files_and_limits.items():
+        if not files or name in given:
+            continue
+        if not acts:
+            datasets[name] = create_dataset(files, data, tokenizer, None, most)
+        elif config.plays_dataset_rows and not brings_agents:
+            datasets[name] = _read_rows_with_tools(files, config, tokenizer, most)
+        else:
+            datasets[name] = read_tasks(files, data, most)
+            _warn_of_unfiltered(files, data)
+    return datasets
 
 
 def _warn_of_unfiltered(files: tuple[str, ...], data: DataConfig) -> None:

@@ -26,7 +26,7 @@ from training.run.recorded_config import flat_settings
 from training.run.signals import EndingSignals
 
 PROGRAM = "python -m features.viewer.command"
-# What a folder to send holds beside the viewer, where the run has it.
+# A folder to send holds these files beside the viewer, where the run has them.
 PAGE = "report.html"
 BUNDLED = ("metrics.jsonl", "events.jsonl", "config.yaml")
 # So many sentences about damaged records are printed.

@@ -176,7 +176,7 @@ with `rollout.name=hf`; {count} families.
 
 {table}
 
-What the columns say, in nats of the log-probs of sampled tokens where a number stands:
+The columns; numbers are differences of sampled tokens' log-probs, in nats:
 
 - **beside others**: a row that is played in a batch with longer ones, some of which leave it,
   against the same row by itself; at most {row}. Padding reaches no state.

@@ -1,4 +1,4 @@
-// Which tasks there are, and how often each was solved. What a task is, list_columns.py says.
+// The tasks of a run, and how often each was solved. list_columns.py says how a task is named.
 "use strict";
 
 {
