@@ -166,7 +166,8 @@ class ActorRolloutRefWorker(TrainingWorker):
                     self.rollout.load_adapter(folder)
             else:
                 dtype = torch_dtype(self.policy.rollout.dtype)
-                self.rollout.update_weights(iter_weights(lm, dtype), weight_manifest(lm))
+                weights = iter_weights(lm, dtype, casts=not self.rollout.casts_weights)
+                self.rollout.update_weights(weights, weight_manifest(lm))
             seen = self.sync_probes.weights_sent(self.actor)
         self.rollout.wake_up("kv_cache")
         self.rollout.set_version(version)

@@ -56,6 +56,7 @@ class HFRollout(BaseRollout):
 
     completes_batches = True
     updates_in_flight = True
+    casts_weights = True
     counts_tokens = True
 
     def __init__(

@@ -74,6 +74,7 @@ class vLLMRollout(BaseRollout):
     """
 
     updates_in_flight = True
+    casts_weights = True
     tensor_parallel = True
     takes_adapters = True
     reads_folder = True

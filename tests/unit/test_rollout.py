@@ -122,6 +122,24 @@ def worst_difference(
     )
 
 
+def test_an_engine_that_casts_takes_what_was_cast_before_and_what_was_not_alike(engine) -> None:
+    rollout, lm, spec = engine
+    if not rollout.casts_weights:
+        pytest.skip("it takes its own dtype alone")
+    coarse = copy.deepcopy(lm).to(torch.bfloat16)
+    ids = torch.randint(len(spec.tokenizer), (2, 12), generator=torch.Generator().manual_seed(0))
+    scores = []
+    for casts in (True, False):
+        weights = dict(iter_weights(coarse, torch.float32, casts))
+        dtypes = {tensor.dtype for tensor in weights.values()}
+        assert dtypes == {torch.float32 if casts else torch.bfloat16}
+        rollout.update_weights(iter(weights.items()), weight_manifest(coarse))
+        scores.append(rollout.score(ids.tolist()))
+    rollout.update_weights(iter_weights(lm, torch.float32), weight_manifest(lm))
+    assert scores[0] == scores[1]
+    assert scores[0] != rollout.score(ids.tolist())
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.5])
 def test_log_probs_agree_with_the_policy_after_every_update(engine, temperature) -> None:
     rollout, lm, spec = engine

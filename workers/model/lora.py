@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
 from training.config import ModelConfig
@@ -168,11 +169,15 @@ def base_name(name: str) -> str | None:
 
 
 def whole_weights(
-    module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype
+    module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, casts: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields a module's `tensors` by their base names, whole, one by one, cast to `dtype`.
 
     An adapter is added to the weight that it stands beside.
+
+    Args:
+        casts: False leaves a tensor that no rank holds a shard of as it is; a sharded one is cast
+            before it is gathered, which moves fewer bytes.
     """
     for name, tensor in tensors.items():
         name_in_base = base_name(name)
@@ -182,8 +187,10 @@ def whole_weights(
         if adapted and kind == "weight":
             weight = _merged_weight(module, tensors, layer_name, tensor)
             yield name_in_base, weight.to(dtype)
-        else:
+        elif casts or isinstance(tensor, DTensor):
             yield name_in_base, full_tensor(tensor.detach().to(dtype))
+        else:
+            yield name_in_base, tensor.detach()
 
 
 def _merged_weight(

@@ -135,6 +135,7 @@ class Engine(ABC):
         completes_batches: `step` returns only when all that is pending is done, so that requests
             had better come together.
         updates_in_flight: it takes new weights between two steps while requests run.
+        casts_weights: `update_weights` takes tensors of any dtype, and casts them as it copies.
         tensor_parallel: several ranks may share one engine.
         takes_adapters: `load_adapter` works.
         reads_folder: once built it has the weights of the model's folder.
@@ -145,6 +146,7 @@ class Engine(ABC):
 
     completes_batches = False
     updates_in_flight = False
+    casts_weights = False
     tensor_parallel = False
     takes_adapters = False
     reads_folder = False

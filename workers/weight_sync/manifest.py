@@ -27,14 +27,20 @@ def weight_manifest(module: nn.Module) -> Manifest:
     return manifest
 
 
-def iter_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def iter_weights(
+    module: nn.Module, dtype: torch.dtype, casts: bool = True
+) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, whole tensor) one by one, cast to `dtype`.
 
     A rank so never holds a second full copy of the model. Adapters are merged into what is sent,
     which has the base model's names. A tied `lm_head.weight` is yielded as well: vLLM's CPU backend
     keeps a packed copy of it, which would go stale.
+
+    Args:
+        casts: False where an engine casts as it copies (`Engine.casts_weights`): a tensor that is
+            whole already then comes as the trainer holds it, and is read once.
     """
-    yield from whole_weights(module, module.state_dict(), dtype)
+    yield from whole_weights(module, module.state_dict(), dtype, casts)
 
 
 def check_manifest(sent: Manifest, expected: Manifest) -> None:

@@ -291,12 +291,12 @@ def adapter_lost(trainer: Any) -> None:
 
     own = manifest.whole_weights
 
-    def base(module: Any, tensors: Any, dtype: torch.dtype) -> Any:
+    def base(module: Any, tensors: Any, dtype: torch.dtype, casts: bool) -> Any:
         zero = {
             name: torch.zeros_like(tensor) if "lora_B" in name else tensor
             for name, tensor in tensors.items()
         }
-        return own(module, zero, dtype)
+        return own(module, zero, dtype, casts)
 
     patched(manifest, "whole_weights", base)
 
@@ -357,11 +357,11 @@ def adapters_at_another_scale(trainer: Any) -> None:
 
     own = manifest.whole_weights
 
-    def unscaled(module: Any, tensors: Any, dtype: torch.dtype) -> Any:
+    def unscaled(module: Any, tensors: Any, dtype: torch.dtype, casts: bool) -> Any:
         other = {
             name: tensor / 2 if "lora_B" in name else tensor for name, tensor in tensors.items()
         }
-        return own(module, other, dtype)
+        return own(module, other, dtype, casts)
 
     patched(manifest, "whole_weights", unscaled)
 
