@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.protocol import DataProto
 from data.seeds import seed_for
+from tests.cases import fast_and_long
 from tests.conftest import PROJECT
 from tests.e2e.agent_games import fate
 from tests.e2e.test_ray import NOISE, NOISE_OF_SUM, SUM
@@ -135,7 +136,7 @@ def without_times(run_dir: Path) -> list[dict[str, Any]]:
 # The game
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", fast_and_long(ESTIMATORS, fast=["gae", "grpo"]))
 def test_two_steps_in_the_game_change_the_weights_and_count_every_episode(
     tiny_game, tmp_path, estimator
 ) -> None:
@@ -355,6 +356,7 @@ def test_refill_plays_what_crashed_again_and_nothing_else(tiny_game, tmp_path) -
         assert (batch.batch["turn_ids"].max(dim=1).values == 1).all()
 
 
+@pytest.mark.long
 def test_an_episode_that_ran_out_of_time_is_not_played_again(tiny_game, tmp_path) -> None:
     slow = (*playing("Hanging"), "agent.on_failure=refill", "agent.step_timeout_s=1.5")
     fit(game_config(tiny_game, tmp_path, *slow, "trainer.total_training_steps=1"))
@@ -367,7 +369,10 @@ def test_an_episode_that_ran_out_of_time_is_not_played_again(tiny_game, tmp_path
     )
 
 
-@pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_plus_plus"])
+@pytest.mark.parametrize(
+    "estimator",
+    fast_and_long(["gae", "grpo", "rloo", "reinforce_plus_plus"], fast=["gae", "grpo"]),
+)
 @pytest.mark.parametrize("environment", ["Doomed", "DoomedTasks"])
 def test_failed_groups_and_failed_batches_give_numbers(
     tiny_game, tmp_path, estimator, environment

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from data.protocol import DataProto
+from tests.cases import fast_and_long
 from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, game_config
 from tests.e2e.test_agents import forgetful_game as forgetful_game
 from tests.e2e.test_resume import tensors
@@ -47,7 +48,11 @@ def run(task: Path, folder: Path, *overrides: str) -> tuple[Any, list[dict[str, 
 
 # Two have two names; gdpo wants kinds of reward.
 @pytest.mark.parametrize(
-    "name", sorted(ESTIMATOR_NEEDS.keys() - {"gdpo", "grpo_vectorized", "rloo_vectorized"})
+    "name",
+    fast_and_long(
+        sorted(ESTIMATOR_NEEDS.keys() - {"gdpo", "grpo_vectorized", "rloo_vectorized"}),
+        fast=["gae", "gigpo", "grpo", "on_policy_distillation", "remax", "rloo", "turn_gae"],
+    ),
 )
 def test_every_estimator_runs_from_the_config(tiny_game: Path, tmp_path: Path, name: str) -> None:
     batches, steps = run(
@@ -59,7 +64,12 @@ def test_every_estimator_runs_from_the_config(tiny_game: Path, tmp_path: Path, n
     assert any(batch.batch["advantages"].any() for batch in batches)
 
 
-@pytest.mark.parametrize("name", sorted(algos.POLICY_LOSS_REGISTRY))
+@pytest.mark.parametrize(
+    "name",
+    fast_and_long(
+        sorted(algos.POLICY_LOSS_REGISTRY), fast=["vanilla", "gspo", "cispo", "bypass_mode"]
+    ),
+)
 def test_every_loss_runs_from_the_config(tiny_game: Path, tmp_path: Path, name: str) -> None:
     chosen = [f"{ACTOR}.policy_loss.loss_mode={name}", f"{ACTOR}.policy_loss.dro_beta=0.1"]
     if name == "bypass_mode":
@@ -85,7 +95,7 @@ CORRECTION = "algorithm.rollout_correction"
     "rejection",
     [(), (f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=1.001")],
 )
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", fast_and_long(["token", "sequence"], fast=["sequence"]))
 def test_corrections_weigh_and_reject_in_a_run(
     tiny_game: Path, tmp_path: Path, level: str, rejection: tuple
 ) -> None:
@@ -191,7 +201,7 @@ def test_predicting_observations_is_learnt_beside_the_policy(
     assert torch.equal(batch["observation_mask"].bool(), inside & (batch["response_mask"] == 0))
 
 
-@pytest.mark.parametrize("counts", ["episodes", "rows"])
+@pytest.mark.parametrize("counts", fast_and_long(["episodes", "rows"], fast=["episodes"]))
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum"])
 def test_episodes_of_several_rows_count_once(
     forgetful_game: Path, tmp_path: Path, mode: str, counts: str
@@ -277,7 +287,7 @@ def test_what_clip_cov_draws_goes_on_bitwise_after_a_resume(
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
 
 
-@pytest.mark.parametrize("method", ["pow", "max_random"])
+@pytest.mark.parametrize("method", fast_and_long(["pow", "max_random"], fast=["pow"]))
 def test_policy_filtration_draws_rows_by_their_scores(
     tiny_game: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

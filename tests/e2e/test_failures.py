@@ -152,6 +152,7 @@ def test_restarts_come_to_an_end(tiny_task, tmp_path) -> None:
     assert '"status":"crashed"' in page and "failed without a word (exit code 137" in page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("supervised", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sigterm_in_a_rollout_saves_and_leaves(tiny_task, tmp_path, supervised) -> None:
     more = (

@@ -267,6 +267,7 @@ def faulty(run_dir: Path, model: Path, cls: str, *overrides: str) -> Path:
     )
 
 
+@pytest.mark.long
 def test_failures_are_replayed_as_far_as_they_go(model: Path, tmp_path: Path, capsys) -> None:
     run = faulty(
         tmp_path,
@@ -322,6 +323,7 @@ def test_a_reward_functions_value_is_checked(model: Path, tmp_path: Path, capsys
     assert "rewards[" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_episodes_of_several_rows_are_replayed_and_their_loss_taken(
     tiny_task: Path, tmp_path: Path, capsys
 ) -> None:

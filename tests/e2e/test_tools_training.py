@@ -303,6 +303,7 @@ def train_caller(caller: Path, folder: Path, *settings: str) -> RayPPOTrainer:
     return trainer
 
 
+@pytest.mark.long
 def test_a_tool_whose_code_always_fails_rings_in_the_second_step(
     caller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

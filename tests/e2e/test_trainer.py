@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, DistributedSampler, RandomSampler, Sampler
 
 from data.protocol import DataProto
 from main import in_one_line, run
+from tests.cases import fast_and_long
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_argv, tiny_config, train
 from training.building import build_trainer
@@ -170,7 +171,7 @@ def test_torchs_own_random_sampler_resumes_in_its_order(tiny_task: Path, tmp_pat
     assert whole[:16] != whole[16:]
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3])
+@pytest.mark.parametrize("stop", fast_and_long([1, 2, 3], fast=[2]))
 def test_a_sampler_is_told_each_epoch_also_after_a_resume(
     tiny_task: Path, tmp_path: Path, stop: int
 ) -> None:
@@ -326,6 +327,7 @@ def test_a_run_without_an_address_has_a_cluster_of_its_own_whatever_else_is_star
     assert done.stdout.split() == ["1", "3.0"], done.stderr
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_the_data_ends_in_one_line_and_debug_shows_where(
     tiny_task: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.cases import fast_and_long
 from training.building import build_trainer
 from training.config import PPOConfig
 from training.config.loader import load_config
@@ -59,7 +60,7 @@ def read_steps(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", fast_and_long(ESTIMATORS, fast=["gae", "grpo"]))
 def test_two_steps_change_the_weights_and_log_every_phase(
     tiny_task, tmp_path, estimator, engine
 ) -> None:
@@ -257,6 +258,7 @@ def test_the_exported_folder_generates_in_vllm(tiny_task, tmp_path) -> None:
     assert all(completion.token_ids for completion in completions)
 
 
+@pytest.mark.long
 def test_a_run_is_started_from_any_folder(tiny_task, tmp_path) -> None:
     import subprocess
     import sys

@@ -143,6 +143,7 @@ def test_two_ranks_compute_the_log_probs_and_the_reference_of_one(folder: Path) 
     assert (one[0] - one[1]).abs().max() > 0.02
 
 
+@pytest.mark.long
 def test_the_reference_of_two_ranks_in_bfloat16_is_that_of_one_bitwise(folder: Path) -> None:
     one = torch.load(folder / "bfloat16-1-0.pt")[1]
     two = torch.cat([torch.load(folder / f"bfloat16-2-{rank}.pt")[1] for rank in (0, 1)])

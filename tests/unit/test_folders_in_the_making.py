@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from features.viewer.build import _take_place
+from tests.cases import fast_and_long
 from tests.conftest import PROJECT
 from training.run.files import folder_in_the_making
 
@@ -108,7 +109,10 @@ sys.exit(module.main(words))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    fast_and_long([signal.SIGTERM, signal.SIGHUP, signal.SIGINT], fast=[signal.SIGTERM]),
+)
 @pytest.mark.parametrize("what", ["viewer", "export"])
 def test_a_signal_that_ends_a_viewer_or_an_export_leaves_nothing_half(
     tmp_path: Path, what: str, number: signal.Signals

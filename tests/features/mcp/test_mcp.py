@@ -21,6 +21,7 @@ from custom.envs.guess_number import GuessNumber
 from custom.tools import Tool, ToolCall, ToolDefinition, ToolRegistry
 from features.mcp.mcp_session import McpServer
 from features.mcp.mcp_tools import add_mcp_tools
+from tests.cases import fast_and_long
 from tests.conftest import PROJECT
 from tests.mcp_servers import FAULTS
 
@@ -236,7 +237,7 @@ def test_a_server_that_cannot_be_used_is_one_sentence(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("fault", CALLS)
+@pytest.mark.parametrize("fault", fast_and_long(CALLS, fast=["hangs_in_calls"]))
 def test_a_bad_server_costs_the_call_and_the_next_episode_has_a_new_one(
     registry_of: Callable[..., ToolRegistry], fault: str
 ) -> None:
