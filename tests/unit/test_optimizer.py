@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.e2e.test_resume import tensors
@@ -16,6 +18,8 @@ from tests.e2e.test_training import tiny_argv, tiny_config, train
 from training.config import OptimConfig
 from training.config.loader import load_config
 from training.config.resources.user_code import check_optimizers
+from workers.model import state as model_state
+from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.muon import MuonAndAdamW, matrices_and_others
 from workers.model.optimizer import build_optimizer, try_optimizer
 
@@ -170,3 +174,73 @@ def test_a_run_goes_on_bitwise(name: str, tiny_task: Path, tmp_path: Path) -> No
         ]
         assert one.keys() == other.keys()
         assert [key for key in one if not torch.equal(one[key], other[key])] == []
+
+
+class TwoPaths(nn.Module):
+    """Has a part that some passes leave out, as experts that no token goes to are."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.always = nn.Linear(4, 4)
+        self.sometimes = nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor, *, whole: bool) -> torch.Tensor:
+        outputs: torch.Tensor = self.always(rows)
+        return outputs + self.sometimes(rows) if whole else outputs
+
+
+MAKERS: dict[str, Any] = {
+    "AdamW": partial(torch.optim.AdamW, lr=1e-2, amsgrad=True),
+    "NAdam": partial(torch.optim.NAdam, lr=1e-2, momentum_decay=0.1),
+    "RAdam": partial(torch.optim.RAdam, lr=1e-2),
+    "Rprop": partial(torch.optim.Rprop, lr=1e-2),
+    "ASGD": partial(torch.optim.ASGD, lr=1e-2, t0=2),
+    "Adagrad": partial(torch.optim.Adagrad, lr=1e-2, initial_accumulator_value=0.1),
+    "Adafactor": partial(torch.optim.Adafactor, lr=1e-2),
+    "SGD": partial(torch.optim.SGD, lr=1e-2, momentum=0.9, dampening=0.5),
+    "plain SGD": partial(torch.optim.SGD, lr=1e-2),
+    "RMSprop": partial(torch.optim.RMSprop, lr=1e-2, momentum=0.9, centered=True),
+}
+
+
+def play(
+    state: tuple[TwoPaths, torch.optim.Optimizer, LambdaLR], steps: range, *, whole_from: int
+) -> None:
+    module, optimizer, schedule = state
+    rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    for number in steps:
+        module(rows, whole=number >= whole_from).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+
+
+def made(name: str, seed: int) -> tuple[TwoPaths, torch.optim.Optimizer, LambdaLR]:
+    module = TwoPaths(seed)
+    optimizer = MAKERS[name](list(module.parameters()))
+    return module, optimizer, LambdaLR(optimizer, lambda step: 1.0)
+
+
+@pytest.mark.parametrize("whole_from", [0, 3, 5])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_part_without_a_gradient_so_far_begins_as_if_nothing_had_been_saved(
+    name: str, whole_from: int, tmp_path: Path
+) -> None:
+    """A save changes nothing, and what goes on from it is what goes on without."""
+    contents = ("model", "optimizer", "extra")
+    alone, saved, resumed = made(name, 0), made(name, 0), made(name, 1)
+    play(alone, range(6), whole_from=whole_from)
+    play(saved, range(2), whole_from=whole_from)
+    writer = CheckpointWriter()
+    model_state.save(writer, tmp_path, saved, contents)
+    assert writer.is_written(wait=True)
+    # What is loaded takes the place of a state that is there.
+    play(resumed, range(1), whole_from=0)
+    model_state.load(tmp_path, resumed, contents)
+    play(saved, range(2, 6), whole_from=whole_from)
+    play(resumed, range(2, 6), whole_from=whole_from)
+    expected = alone[0].state_dict()
+    for played in (saved, resumed):
+        for key, tensor in played[0].state_dict().items():
+            assert torch.equal(tensor, expected[key]), key

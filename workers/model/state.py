@@ -123,11 +123,18 @@ def _load_optimizer(module: nn.Module, optimizer: Optimizer, folder: Path) -> No
     if not SafeReader(folder).read_metadata().state_dict_metadata:
         optimizer.state.clear()
         return
-    if optimizer.state:
-        _begin_missing_states(optimizer)
-    # Makes the state to read into, where there is none yet.
+    # Makes the state to read into, of every parameter.
+    optimizer.state.clear()
     entries = dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT)
     tensors = _tensors_of(entries)
+    saved = SafeReader(folder).read_metadata().state_dict_metadata.keys()
+    for name, parameter in module.named_parameters():
+        own = [key for key in tensors if key.rpartition(".")[0] == f"state.{name}"]
+        if own and saved.isdisjoint(own):
+            # It had no gradient yet, and begins with its first one.
+            del optimizer.state[parameter]
+            for key in own:
+                del tensors[key], entries[key]
     _load_tensors(tensors, folder)
     dcp_state.set_optimizer_state_dict(module, optimizer, entries | tensors, options=FLAT)
 
@@ -179,28 +186,7 @@ def optimizer_tensors(module: nn.Module, optimizer: Optimizer) -> dict[str, Tens
     # To ask for what is not there would make it, by a step with nothing learnt that AdamW counts.
     if not optimizer.state:
         return {}
-    _begin_missing_states(optimizer)
     return _tensors_of(dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT))
-
-
-def _begin_missing_states(optimizer: Optimizer) -> None:
-    """Gives parameters that never had a gradient the state of a beginning: zeros.
-
-    A router's correction is such a one, or an expert that no token went to. The optimiser leaves
-    them out, and makes the same zeros with their first gradient; a checkpoint has them, since what
-    reads it asks for every parameter.
-    """
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    known = next(each for each in parameters if each in optimizer.state)
-    for parameter in parameters:
-        if parameter in optimizer.state:
-            continue
-        state = {}
-        for name, value in optimizer.state[known].items():
-            if isinstance(value, Tensor):
-                of_parameter = value.shape == known.shape and value.ndim > 0
-                state[name] = torch.zeros_like(parameter if of_parameter else value)
-        optimizer.state[parameter] = state
 
 
 def _tensors_of(entries: Mapping[str, Any]) -> dict[str, Tensor]:
