@@ -282,9 +282,10 @@ def report_trial(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> N
         f"{PLAYER_ANSWERS[player]} {reward:.3g} in {trial.outcomes[player].turns:.3g} turns"
         for player, reward in rewards.items()
     ]
-    episodes = sum(outcome.episodes for outcome in trial.outcomes.values())
+    # Each player plays the same seeds.
+    episodes = max((outcome.episodes for outcome in trial.outcomes.values()), default=0)
     shown = ", ".join(results) or "none"
-    logger.info("trial of %s (%d episodes): mean reward of %s", name, episodes, shown)
+    logger.info("trial of %s, %d episodes of each player: mean reward of %s", name, episodes, shown)
     _tell_where_all_is_paid_alike(name, trial)
     if not trial.samples_actions and rewards.get("random") == rewards.get("garbage"):
         logger.info(

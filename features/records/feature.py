@@ -13,6 +13,7 @@ from training.features import Feature
 
 if TYPE_CHECKING:
     from data.protocol import DataProto
+    from training.config import PPOConfig
 
 MOVED = (
     "training.run.episode_recorder",
@@ -43,6 +44,11 @@ FEATURE = Feature(
     probes="features.records.probes:update_probes",
     keeper="features.records.keeper:open_keeper",
 )
+
+
+def keeps_records(config: PPOConfig) -> bool:
+    """Says whether a run with this config records its episodes."""
+    return config.section(RecordsSettings).keep_gib > 0
 
 
 def set_records_aside(folder: Path) -> None:

@@ -23,11 +23,15 @@ from pathlib import Path
 from features.viewer.build import RecordedRun, build_viewer
 from features.viewer.command import find_run
 from features.viewer.records import list_files
+from training.config import PPOConfig
 from training.config.section import PROJECT_ROOT
+from training.features import features
 from training.observers import ObservedRun, Observer
 
 logger = logging.getLogger(__name__)
 
+# The feature whose records are shown.
+RECORDS = "records"
 LEAST_PAUSE_S = 60.0
 LARGEST_SHARE = 0.05
 # Records of so many bytes are shown in this process, in about a second.
@@ -38,11 +42,20 @@ STOP_S = 5.0
 
 
 def open_live_viewer(run: ObservedRun) -> "LiveViewer | None":
-    """Opens what makes a run's viewer; None where the run has no page, or plays nothing new."""
+    """Opens what makes a run's viewer; None where the run has no page, or records nothing new."""
     trainer = run.config.trainer
-    if trainer.val_only or "file" not in trainer.logger:
+    if trainer.val_only or "file" not in trainer.logger or not records_episodes(run.config):
         return None
     return LiveViewer(run)
+
+
+def records_episodes(config: PPOConfig) -> bool:
+    """Says whether a run with this config has episodes for a viewer."""
+    if RECORDS not in features():
+        return False
+    from features.records.feature import keeps_records
+
+    return keeps_records(config)
 
 
 class LiveViewer(Observer):

@@ -120,7 +120,8 @@ def test_where_not_playing_pays_more_a_warning_gives_both_numbers(
     )
     assert "change agent.overflow_reward to -3 or less" in text
     assert (
-        "INFO trial of Marathon (8 episodes): mean reward of random answers -4 in 4 turns" in text
+        "INFO trial of Marathon, 2 episodes of each player: mean reward of random answers -4 in 4 "
+        "turns" in text
     )
 
 
@@ -128,7 +129,10 @@ def test_where_playing_pays_at_least_as_much_there_is_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     text = said(caplog, Marathon(invalid_reward=-1.0), overflow_reward=-3.0)
-    assert "learn not to play" not in text and "INFO trial of Marathon (8 episodes)" in text
+    assert (
+        "learn not to play" not in text
+        and "INFO trial of Marathon, 2 episodes of each player" in text
+    )
 
 
 def test_a_game_that_outlasts_the_turns_is_named_with_both_numbers(

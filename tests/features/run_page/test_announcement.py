@@ -28,6 +28,13 @@ def test_it_says_where_page_and_viewer_will_be(capsys: pytest.CaptureFixture[str
     assert all(len(line) <= 80 for line in lines)
 
 
+def test_no_viewer_is_promised_to_a_run_that_records_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = said(capsys, "records.keep_gib=0").splitlines()
+    assert lines[1:] == ["  outputs/told/run/report.html"]
+
+
 def test_a_run_without_a_page_says_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from features.viewer.command import main
 from features.viewer.live import LiveViewer, open_live_viewer
 from tests.made_episodes import Made, make_run
 from tests.viewer_data import listed, manifest
+from training.config.loader import load_config
 
 
 def observer(folder: Path) -> Any:
@@ -99,12 +100,20 @@ def test_what_is_no_viewer_is_left_alone_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("logger", "val_only", "is_made"),
-    [(["file"], False, True), (["console"], False, False), (["file"], True, False)],
+    ("logger", "val_only", "keep_gib", "is_made"),
+    [
+        ("file", "false", 1, True),
+        ("console", "false", 1, False),
+        ("file", "true", 1, False),
+        ("file", "false", 0, False),
+    ],
 )
-def test_it_goes_with_the_page(logger: list[str], val_only: bool, is_made: bool) -> None:
-    trainer = SimpleNamespace(logger=logger, val_only=val_only)
-    run: Any = SimpleNamespace(config=SimpleNamespace(trainer=trainer))
+def test_it_goes_with_page_and_records(
+    logger: str, val_only: str, keep_gib: int, is_made: bool
+) -> None:
+    settings = (f"trainer.logger={logger}", f"trainer.val_only={val_only}")
+    words = ["configs/quickstart.yaml", *settings, f"records.keep_gib={keep_gib}"]
+    run: Any = SimpleNamespace(config=load_config(words, check=False).config)
     assert (open_live_viewer(run) is not None) == is_made
 
 
