@@ -15,6 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from custom.agent import AgentSpec
 from custom.env import BadEnvironment, Message, Task
 from custom.model_errors import UnknownModel, with_cause_first
+from custom.tools.chat_form import WrongForm, form_problem, resolve_parser
+from custom.tools.families import FamilyParser
 from custom.trial import MAX_TRIAL_S, Trial
 from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import ATTEMPT
@@ -26,6 +28,7 @@ from workers.environments.names import CannotBuild, environment_name, environmen
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
 from workers.rollout.kinds import EpisodeSpec, by_kind
+from workers.turn_reading import turn_tokens, with_parser
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +67,11 @@ def try_agents(
             long.
         ValueError: the chat template cannot continue a conversation.
     """
-    tokens = TurnTokens(
-        tokenizer,
-        template_kwargs=dict(config.data.apply_chat_template_kwargs),
-        eos_token_ids=eos_token_ids or [tokenizer.eos_token_id],
-    )
+    try:
+        tokens = turn_tokens(config, tokenizer, eos_token_ids or [tokenizer.eos_token_id])
+    except WrongForm as error:
+        raise ConfigError([str(error)]) from error
+    specs = with_parser(config, specs, tokens)
     problems: list[str] = []
     for kind, numbers in by_kind(specs):
         if kind.trial is not None:
@@ -90,9 +93,25 @@ def try_environments(
             return list(error.problems)
         trial = _EnvironmentTrial(config, pool, tokens, task)
         for index, tools in enumerate(schemas):
+            problem = reading_problem(specs[index], tools, tokens)
+            if problem:
+                problems.append(problem)
+                continue
             tokens.check_template(tools=tools)
             problems += trial.problems(index, specs, tools)
     return problems
+
+
+def reading_problem(spec: AgentSpec, tools: Tools, tokens: TurnTokens) -> str:
+    """Returns what keeps an agent's parser from reading the template's calls; "": nothing."""
+    if not tools:
+        return ""
+    parser = spec.parser
+    if isinstance(parser, FamilyParser):
+        return form_problem(parser.source, parser, tokens)
+    if isinstance(parser, str):
+        return form_problem(parser, resolve_parser(parser, tokens), tokens)
+    return ""
 
 
 @dataclass(frozen=True)

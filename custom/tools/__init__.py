@@ -32,6 +32,7 @@ from custom.tools.families import (
     MistralParser,
     PythonicParser,
     QwenXMLParser,
+    said_in,
 )
 from custom.tools.loading import BUILTIN_TOOLS, load_tools
 from custom.tools.parsers import (

@@ -9,7 +9,7 @@
 Invariant: what one of them reads depends on the text alone, and on the chat template's facts.
 """
 
-from custom.tools.families.family import FamilyParser, ReadTurn, TemplateFacts
+from custom.tools.families.family import FamilyParser, ReadTurn, TemplateFacts, said_in
 from custom.tools.families.harmony import HarmonyParser
 from custom.tools.families.json_forms import (
     DeepSeekParser,
@@ -61,4 +61,5 @@ __all__ = [
     "QwenXMLParser",
     "ReadTurn",
     "TemplateFacts",
+    "said_in",
 ]

@@ -91,6 +91,11 @@ class FamilyParser(ActionParser):
     def __init__(self, facts: TemplateFacts | None = None) -> None:
         self.facts = facts or TemplateFacts()
 
+    @property
+    def source(self) -> str:
+        """Returns what `agent.parser` calls it."""
+        return self.name
+
     def under(self, facts: TemplateFacts) -> "FamilyParser":
         """Returns the parser for a chat template."""
         return type(self)(facts)
@@ -221,7 +226,9 @@ class FamilyParser(ActionParser):
         None where the template reads the turn's text as it stands.
         """
         turn = self.read(text)
-        if not (turn.finished and self.facts.renders_calls) and not self.needs_message:
+        has_parts = bool(turn.thinking) or bool(turn.finished and self.facts.renders_calls)
+        is_whole = len(turn.finished) == len(turn.calls)
+        if not self.needs_message and not (has_parts and is_whole):
             return None
         message: dict[str, Any] = {"role": "assistant", "content": turn.text}
         if turn.thinking:
@@ -254,6 +261,16 @@ class FamilyParser(ActionParser):
         )
         same_texts = all(squashed(a) == squashed(b) for a, b in texts)
         return same_texts and looks_of(one.finished) == looks_of(other.finished)
+
+
+def said_in(text: str, parser: object) -> str:
+    """Returns what of a turn an environment reads: all, or with a family's parser no thinking."""
+    if not isinstance(parser, FamilyParser):
+        return text
+    turn = parser.read(text)
+    if parser.needs_message:
+        return turn.text
+    return text[len(turn.written_thinking) :].strip() if turn.written_thinking else text
 
 
 def typed_arguments(call: ToolCall, tools: Tools) -> dict[str, Any]:
