@@ -228,8 +228,24 @@ class TurnTokens:
         return self._render(messages, tools)
 
     def as_rendered(self, text: str) -> str:
-        """Returns a sampled turn's text as `rendered` has it: marked."""
+        """Returns a sampled turn's text as `rendered` has it: marked.
+
+        One that the template takes in its parts is spelt as the template spells it.
+        """
+        in_parts = self.in_parts(text, None)
+        if in_parts is not None:
+            written = self._written_in_parts(in_parts)
+            if self.says_alike(text, written):
+                ends = [written.find(stop) for stop in self.stop_texts if stop in written]
+                return written[: min(ends, default=len(written))].rstrip()
         return self.marked([_assistant(text)])[0]["content"]
+
+    def _written_in_parts(self, answer: Message) -> str:
+        """Returns what the template writes for a turn in its parts; "" where it refuses it."""
+        try:
+            return self.written_turn([_user("Hello")], answer)
+        except TemplateRefusal:
+            return ""
 
     def following(self, text: str, sampled_ids: Sequence[int]) -> list[int] | None:
         """Returns the ids that follow a sampled turn, where `text` is rendered behind its text.
@@ -242,7 +258,10 @@ class TurnTokens:
             ids = self.encode(rest)
             if self.ends_otherwise(ids, sampled_ids):
                 return None
-            if _common_length(ids, self._end_ids) or ids[0] in self._role_stops:
+            is_end = ids[0] in self._role_stops
+            if self.reader is not None and ids[0] in self.eos_token_ids:
+                is_end = True
+            if _common_length(ids, self._end_ids) or is_end:
                 return self.without_sampled_end(ids, list(sampled_ids))
         # The stop token, or the newline that some templates have behind it.
         has_ended = not self.eos_token_ids.isdisjoint(sampled_ids[-2:])

@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from custom.agent import AgentSpec
 from custom.env import BadEnvironment, Message, Task
 from custom.model_errors import UnknownModel, with_cause_first
-from custom.tools.chat_form import WrongForm, form_problem, resolve_parser
-from custom.tools.families import FamilyParser
+from custom.tools.chat_form import WrongForm, reading_problem
 from custom.trial import MAX_TRIAL_S, Trial
 from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import ATTEMPT
@@ -93,25 +92,13 @@ def try_environments(
             return list(error.problems)
         trial = _EnvironmentTrial(config, pool, tokens, task)
         for index, tools in enumerate(schemas):
-            problem = reading_problem(specs[index], tools, tokens)
+            problem = reading_problem(specs[index].parser, tokens) if tools else ""
             if problem:
                 problems.append(problem)
                 continue
             tokens.check_template(tools=tools)
             problems += trial.problems(index, specs, tools)
     return problems
-
-
-def reading_problem(spec: AgentSpec, tools: Tools, tokens: TurnTokens) -> str:
-    """Returns what keeps an agent's parser from reading the template's calls; "": nothing."""
-    if not tools:
-        return ""
-    parser = spec.parser
-    if isinstance(parser, FamilyParser):
-        return form_problem(parser.source, parser, tokens)
-    if isinstance(parser, str):
-        return form_problem(parser, resolve_parser(parser, tokens), tokens)
-    return ""
 
 
 @dataclass(frozen=True)

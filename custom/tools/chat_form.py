@@ -223,6 +223,15 @@ def form_problem(name: str, parser: ActionParser, tokens: TurnTokens) -> str:
     )
 
 
+def reading_problem(parser: str | ActionParser, tokens: TurnTokens) -> str:
+    """Does as `form_problem` with a spec's parser; one of a user's own has none."""
+    if isinstance(parser, FamilyParser):
+        return form_problem(parser.source, parser, tokens)
+    if isinstance(parser, str):
+        return form_problem(parser, resolve_parser(parser, tokens), tokens)
+    return ""
+
+
 def _vllm_parser(name: str, tokens: TurnTokens) -> VLLMParser:
     """Makes a parser of vLLM's that knows what opens and what closes the template's calls.
 

@@ -127,7 +127,7 @@ class VLLMParser(FamilyParser):
         if last >= 0 and self.closes and self.closes not in rest[last:]:
             cut = [self.unfinished("", self.closes)]
             rest = rest[:last]
-        calls, said = self._read_whole(rest)
+        calls, said = self._read_whole(rest.strip())
         if not calls and not cut and self.opens and self.opens in rest:
             calls = [self.fault("", "the call cannot be read")]
         return ReadTurn(

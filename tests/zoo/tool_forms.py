@@ -159,7 +159,8 @@ DEEPSEEK_RESULT = (
 # A message of harmony's: analysis, which is dropped before the last question, a call, or text.
 HARMONY = (
     LAST_QUESTION
-    + "{%- if tools -%}<|start|>developer<|message|># Tools {{ tools | tojson }}<|end|>{%- endif -%}"
+    + "{%- if tools -%}<|start|>developer<|message|># Tools {{ tools | tojson }}<|end|>"
+    "{%- endif -%}"
     "{%- for m in messages -%}{%- if m.role == 'assistant' -%}"
     "{%- if '<|channel|>' in m.content -%}{{ raise_exception('channels in a content') }}"
     "{%- endif -%}"

@@ -217,8 +217,16 @@ class FamilyParser(ActionParser):
     # A turn as a message
 
     def call_id(self, call: ToolCall, number: int) -> str:
-        """Returns the id of a turn's call, by which its result names it."""
-        return call.call_id or f"call_{number}"
+        """Returns the id of a turn's call, by which its result names it.
+
+        It has nine letters and digits, as Mistral's templates require.
+        """
+        return call.call_id or f"call{number:05d}"
+
+    @property
+    def empty_arguments(self) -> Any:
+        """Returns no arguments, as the template takes them."""
+        return "{}" if self.facts.arguments_as_text else {}
 
     def as_message(self, text: str, tools: Tools = None) -> dict[str, Any] | None:
         """Returns a turn as a message in its parts, as chat templates take it.

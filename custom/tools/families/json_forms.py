@@ -170,10 +170,6 @@ class MistralParser(HermesParser):
             return self.fault(name, "the call is not finished: its JSON does not end")
         return self.fault(name, f"the call is not valid JSON: {value.problem}")
 
-    def call_id(self, call: ToolCall, number: int) -> str:
-        """Returns an id of nine letters and digits, which Mistral's templates require."""
-        return call.call_id or f"call{number:05d}"
-
 
 class KimiParser(FamilyParser):
     """Reads the calls of Kimi K2, whose ids begin with the tool's name."""
