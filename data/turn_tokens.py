@@ -258,7 +258,7 @@ class TurnTokens:
             ids = self.encode(rest)
             if self.ends_otherwise(ids, sampled_ids):
                 return None
-            is_end = ids[0] in self._role_stops
+            is_end = ids[0] in self._turn_ends
             if self.reader is not None and ids[0] in self.eos_token_ids:
                 is_end = True
             if _common_length(ids, self._end_ids) or is_end:
@@ -345,10 +345,10 @@ class TurnTokens:
     def _end_before(self, messages: Messages, reply: Messages, tools: Tools) -> list[int]:
         """Returns the tokens by which a turn ends that this reply answers."""
         ends = self._through_stop(self._end_ids) or self._end_ids
-        if not self._role_stops:
+        if not self._turn_ends:
             return ends
         closing = self.encode(self._closing(messages, reply, tools) or "")
-        return closing[:1] if closing[:1] and closing[0] in self._role_stops else ends
+        return closing[:1] if self.eos_token_ids.intersection(closing[:1]) else ends
 
     def _check_texts(self, messages: Messages, tools: Tools) -> None:
         """Requires that the template renders every message; a system message may be left out."""
@@ -623,32 +623,30 @@ class TurnTokens:
         return closing_ids
 
     def ends_otherwise(self, closing_ids: Sequence[int], sampled: Sequence[int]) -> bool:
-        """Checks whether a turn was ended by another role's marker than the one that follows.
+        """Checks whether a turn ended by another marker than the template has before this reply.
 
-        GLM ends a turn by <|user|> or <|observation|>: a turn that said <|user|> and is answered by
-        a tool would have both.
+        GLM ends a turn by <|user|> or <|observation|>: one that said <|user|> and is answered by a
+        tool would have both. gpt-oss ends its last turn by <|return|>, and earlier ones by <|end|>.
         """
-        if not sampled or not closing_ids:
+        if not sampled or not closing_ids or sampled[-1] not in self.eos_token_ids:
             return False
-        return sampled[-1] in self._role_stops and closing_ids[0] in self._role_stops - {
-            sampled[-1]
-        }
+        return sampled[-1] in self._turn_ends and closing_ids[0] in self._turn_ends - {sampled[-1]}
 
     @cached_property
-    def _role_stops(self) -> frozenset[int]:
-        """Holds the stops that the template writes behind a turn, where several follow one."""
+    def _turn_ends(self) -> frozenset[int]:
+        """Holds what the template writes behind a turn, where that depends on what follows."""
         asked = [_user("Hello")]
         replies: list[list[Message]] = [[], [_user(REPLY)], [_message("tool", REPLY)]]
-        stops: set[int] = set()
+        ends: set[int] = set()
         for reply in replies:
             try:
                 closing = self._closing(asked, reply, None, add_generation_prompt=False)
             # A template refuses roles in its own ways.
             except (ValueError, LookupError):
                 continue
-            stops.update(self.encode(closing or "")[:1])
-        stops &= self.eos_token_ids
-        return frozenset(stops) if len(stops) > 1 else frozenset()
+            ends.update(self.encode(closing or "")[:1])
+        depends = len(ends) > 1 and not ends.isdisjoint(self.eos_token_ids)
+        return frozenset(ends) if depends else frozenset()
 
     @cached_property
     def _silent_ids(self) -> frozenset[int]:

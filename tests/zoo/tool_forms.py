@@ -214,6 +214,26 @@ TOOL_FORMS: dict[str, ToolForm] = {
         sampled="hm\n</think>\n\n" + QWEN_SAMPLED + "<|im_end|>",
         thinking=("", "\n</think>\n\n"),
     ),
+    "seed": ToolForm(
+        parser="qwen3_xml",
+        template=template_of(
+            begins="<seed:bos>",
+            tools="<seed:bos>system\n{{ tools | tojson }}<seed:eos>",
+            user="<seed:bos>{{ m.role }}\n{{ m.content }}<seed:eos>",
+            assistant="<seed:bos>assistant\n",
+            closes="<seed:eos>",
+            call=QWEN_CALL.replace("tool_call>", "seed:tool_call>"),
+            result="<seed:bos>tool\n{{ m.content }}<seed:eos>",
+            thinking=("<seed:think>", "</seed:think>"),
+        ),
+        specials=(
+            *("<seed:bos>", "<seed:eos>", "<seed:think>", "</seed:think>"),
+            *("<seed:tool_call>", "</seed:tool_call>"),
+        ),
+        stops=("<seed:eos>",),
+        sampled=QWEN_SAMPLED.replace("tool_call>", "seed:tool_call>") + "<seed:eos>",
+        thinking=("<seed:think>", "</seed:think>"),
+    ),
     "glm": ToolForm(
         parser="glm",
         template=template_of(
@@ -486,6 +506,35 @@ TOOL_FORMS: dict[str, ToolForm] = {
         sampled='```json\n{"name": "search", "arguments": {"q": "a b", "n": 3}}\n```<|im_end|>',
         thinking=None,
     ),
+}
+
+
+# By family of the zoo: how its chat models write calls. Those that are not here have a form that is
+# read by none of our parsers, or none.
+FORMS_OF_FAMILIES: dict[str, tuple[str, ...]] = {
+    "qwen3": ("hermes",),
+    "qwen3_moe": ("hermes", "qwen3_xml"),
+    "qwen3_next": ("hermes",),
+    "qwen3_5": ("qwen3_xml",),
+    "qwen3_5_moe": ("qwen3_xml",),
+    "llama3": ("llama3_json", "llama_function", "pythonic_bare"),
+    "mistral": ("mistral",),
+    "ministral3": ("mistral_v11",),
+    "smollm3": ("hermes",),
+    "seed_oss": ("seed",),
+    "gemma3": ("json_fence",),
+    "gemma4": ("gemma",),
+    "exaone4": ("hermes",),
+    "gpt_oss": ("harmony",),
+    "glm4_moe": ("glm",),
+    "glm4_moe_lite": ("glm",),
+    "deepseek_v3": ("deepseek_v3", "deepseek_v3_1", "deepseek_v3_2"),
+    "kimi_k2": ("kimi",),
+    "kimi_linear": ("kimi",),
+    "minimax_m2": ("minimax",),
+    "granite4": ("hermes",),
+    "nemotron_h": ("qwen3_xml",),
+    "lfm2": ("pythonic",),
 }
 
 

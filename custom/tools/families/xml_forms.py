@@ -94,7 +94,7 @@ class XMLForm:
 
 
 QWEN = XMLForm(
-    opens=r"(?P<outer><tool_call>\s*)?<function=(?P<name>[^<>\n]*)>",
+    opens=r"(?P<outer><(?:seed:)?tool_call>\s*)?<function=(?P<name>[^<>\n]*)>",
     argument=re.compile(r"<parameter=(?P<key>[^<>\n]*)>"),
     value_closes="</parameter>",
     closes="</function>",
@@ -117,18 +117,21 @@ DSML = XMLForm(
 
 
 class QwenXMLParser(FamilyParser):
-    """Reads the calls of Qwen3-Coder, Qwen3.5 and Nemotron 3."""
+    """Reads the calls of Qwen3-Coder, Qwen3.5 and Nemotron 3, and of Seed-OSS in its own tags."""
 
     name = "qwen3_xml"
     form = (
         "<tool_call>\\n<function=NAME>\\n<parameter=ARGUMENT>\\nVALUE\\n</parameter>\\n"
         "</function>\\n</tool_call>"
     )
-    openers = (QWEN.opens, "<tool_call>")
-    markers = ("<tool_call>", "</tool_call>")
+    openers = (QWEN.opens, "<(?:seed:)?tool_call>")
+    thinking = (*FamilyParser.thinking, ("<seed:think>", "</seed:think>"))
+    markers = ("<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>")
 
     def _calls_at(self, text: str, opening: re.Match[str]) -> tuple[list[ToolCall], int]:
         closes = "</tool_call>"
+        if opening.group().startswith("<seed:"):
+            closes = "</seed:tool_call>"
         if opening["name"] is None:
             closed = text.find(closes, opening.end())
             if closed < 0:
@@ -146,7 +149,7 @@ class QwenXMLParser(FamilyParser):
         return [self.fault(call.name, f"{closes} is missing")], end
 
     def _plain(self, said: str) -> str:
-        return said.replace("</tool_call>", "").strip()
+        return said.replace("</tool_call>", "").replace("</seed:tool_call>", "").strip()
 
 
 class MiniMaxParser(FamilyParser):
