@@ -67,10 +67,11 @@ def try_agents(
         ValueError: the chat template cannot continue a conversation.
     """
     try:
-        tokens = turn_tokens(config, tokenizer, eos_token_ids or [tokenizer.eos_token_id])
+        stops = eos_token_ids or [tokenizer.eos_token_id]
+        tokens = turn_tokens(config, tokenizer, stops, specs)
     except WrongForm as error:
         raise ConfigError([str(error)]) from error
-    specs = with_parser(config, specs, tokens)
+    specs = with_parser(specs, tokens)
     problems: list[str] = []
     for kind, numbers in by_kind(specs):
         if kind.trial is not None:

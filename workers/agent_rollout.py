@@ -69,8 +69,8 @@ class AgentRollout:
         self.config = config
         self.engine = engine
         self.group = group
-        self.tokens = turn_tokens(config, tokenizer, engine.eos_token_ids)
-        specs = with_parser(config, specs, self.tokens)
+        self.tokens = turn_tokens(config, tokenizer, engine.eos_token_ids, specs)
+        specs = with_parser(specs, self.tokens)
         self.specs = list(specs)
         self.keepers = open_keepers(config, self.tokens)
         self.pool: Any = None

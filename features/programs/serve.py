@@ -123,7 +123,7 @@ def serve(config: PPOConfig, model: ModelSpec, engine: BaseRollout, port: int) -
         services=side_services(config, writes=False),
     )
     tokens = turn_tokens(config, model.tokenizer, engine.eos_token_ids)
-    [spec] = with_parser(config, [spec], tokens)
+    [spec] = with_parser([spec], tokens)
     with open_program_pool(config, {0: spec}, engine.max_model_len, port=port) as pool:
         player = player_of(spec)
         loop = TurnLoop(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from custom.envs.tool_arithmetic import ToolArithmetic
+from custom.tools import GLMParser, get_parser
 from data.protocol import DataProto
 from data.seeds import step_info
 from tests.e2e.test_tools_training import ENVIRONMENT, PROMPT, RESPONSE, ScriptedEngine
@@ -110,3 +113,18 @@ def test_the_start_accepts_auto_and_refuses_another_form(form: ToolForm) -> None
     config = config_of(other)
     with pytest.raises(ConfigError, match=f"set agent.parser={form.parser}, or auto"):
         try_agents(config, agent_specs(config), tokenizer, eos_token_ids=stops)
+
+
+def test_a_specs_own_parser_reads_the_turns_though_the_config_names_another() -> None:
+    form = TOOL_FORMS["glm"]
+    engine = WritingEngine(form, [])
+    config = config_of("function")
+    specs = [replace(spec, parser=get_parser("glm")) for spec in agent_specs(config)]
+    rollout = AgentRollout(config, engine, engine.tokenizer, specs, None)
+    try:
+        reader = rollout.tokens.reader
+        assert isinstance(reader, GLMParser)
+        assert reader.facts.results_as_tool
+        assert rollout.specs[0].parser is reader
+    finally:
+        rollout.close()

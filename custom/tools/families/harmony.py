@@ -7,8 +7,7 @@
 
 The generation prompt ends behind `<|start|>assistant`, so that a turn begins inside of a header;
 chat templates write the recipient there, before the channel. It is read here and not by OpenAI's
-`openai-harmony`: that reads ids of its own vocabulary, which it fetches, and raises where a policy
-in training writes what is no harmony.
+`openai-harmony`, which reads ids of its own vocabulary and downloads that.
 
 Invariant: a call is a message with a recipient that is closed by <|call|>.
 """
