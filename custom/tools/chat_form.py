@@ -236,7 +236,8 @@ def _vllm_parser(name: str, tokens: TurnTokens) -> VLLMParser:
     """Makes a parser of vLLM's that knows what opens and what closes the template's calls.
 
     Raises:
-        WrongForm: the template renders no calls, by which a cut one could be told.
+        WrongForm: the template renders no calls, by which a cut one could be told; vLLM has no such
+            parser, or is not there.
     """
     one = next(iter(written_calls(tokens)), None)
     other = next(iter(written_calls(tokens, OTHER_NAME, OTHER_ARGUMENTS)), None)
@@ -248,6 +249,10 @@ def _vllm_parser(name: str, tokens: TurnTokens) -> VLLMParser:
             f"{', '.join(FAMILIES)}"
         )
     bare = VLLMParser(name, tokens.tokenizer)
+    try:
+        _ = bare.parser_class
+    except ValueError as error:
+        raise WrongForm(str(error)) from error
     opens, closes = markers_around(
         _as_sampled(bare, one[0], tokens), _as_sampled(bare, other[0], tokens)
     )

@@ -81,7 +81,7 @@ class VLLMParser(FamilyParser):
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the tokenizer out where it can be loaded again."""
         state = dict(self.__dict__)
-        state.pop("_parser_class", None)
+        state.pop("parser_class", None)
         state.pop("read_markers", None)
         place = getattr(self.tokenizer, "name_or_path", "")
         if place and Path(place).is_dir():
@@ -96,7 +96,7 @@ class VLLMParser(FamilyParser):
             self.tokenizer = AutoTokenizer.from_pretrained(self.tokenizer)
 
     @cached_property
-    def _parser_class(self) -> Any:
+    def parser_class(self) -> Any:
         """Loads the class of vLLM's.
 
         Raises:
@@ -147,9 +147,10 @@ class VLLMParser(FamilyParser):
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         asked = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], model="policy")
+        make_parser = self.parser_class
         # A parser of vLLM's may raise anything on what a policy writes.
         try:
-            found = self._parser_class(self.tokenizer, asked.tools).extract_tool_calls(text, asked)
+            found = make_parser(self.tokenizer, asked.tools).extract_tool_calls(text, asked)
         except Exception as error:
             return [self.fault("", f"the call cannot be read: {type(error).__name__}")], ""
         if not found.tools_called:

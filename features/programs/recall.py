@@ -90,8 +90,9 @@ class Recall:
 
     def _as_templates_take(self, message: Json) -> Json:
         """Returns a client's message, its calls' arguments as the template takes them."""
-        is_family = isinstance(self.parser, FamilyParser)
-        if not is_family or not self.parser.facts.arguments_as_text or "tool_calls" not in message:
+        if not isinstance(self.parser, FamilyParser) or "tool_calls" not in message:
+            return message
+        if not self.parser.facts.arguments_as_text:
             return message
         entries = []
         for entry in message["tool_calls"]:

@@ -50,7 +50,7 @@ def reading(parser: VLLMParser, arguments: str) -> VLLMParser:
             calls = [SimpleNamespace(function=function)] if called else []
             return SimpleNamespace(tools_called=called, tool_calls=calls, content=text[:0])
 
-    parser.__dict__["_parser_class"] = Careless
+    parser.__dict__["parser_class"] = Careless
     return parser
 
 
@@ -89,9 +89,8 @@ def test_a_template_that_renders_no_calls_is_refused_for_want_of_a_guard() -> No
 
 @pytest.mark.vllm
 def test_an_unknown_parser_is_named_with_those_of_the_installed_vllm() -> None:
-    parser = resolve_parser("vllm:nobody", tokens_of("hermes"))
-    with pytest.raises(ValueError, match=r"no parser 'nobody'; it has .*qwen3_coder"):
-        parser.parse("x")
+    with pytest.raises(WrongForm, match=r"no parser 'nobody'; it has .*qwen3_coder"):
+        resolve_parser("vllm:nobody", tokens_of("hermes"))
 
 
 @pytest.mark.vllm

@@ -16,7 +16,7 @@ has none, where the JSON is whole.
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from custom.tools.calls import ToolCall
 from custom.tools.families.family import FamilyParser, TemplateFacts
@@ -35,7 +35,7 @@ class HermesParser(FamilyParser):
     name = "hermes"
     form = '<tool_call>{"name": "NAME", "arguments": {…}}</tool_call>'
     openers = ("<tool_call>",)
-    markers = ("<tool_call>", "</tool_call>")
+    markers: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
     closes = "</tool_call>"
 
     def _calls_at(self, text: str, opening: re.Match[str]) -> tuple[list[ToolCall], int]:
