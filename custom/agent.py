@@ -46,12 +46,14 @@ from custom.model_errors import ModelError
 from custom.side_services import SideService, set_up_services
 from custom.tools import (
     ActionParser,
+    FamilyParser,
     MultiTurnManager,
     Tool,
     ToolRegistry,
     ToolSource,
     get_parser,
     load_tools,
+    said_in,
 )
 from data.loading import load_extern_object
 
@@ -158,7 +160,8 @@ class Agent:
     def _play(self, response_text: str) -> StepResult:
         """Hands a response to the tools that it calls, else to the environment."""
         if self.manager is None:
-            result = step_environment(self.environment, response_text, self.max_observation_chars)
+            said = said_in(response_text, self.parser)
+            result = step_environment(self.environment, said, self.max_observation_chars)
             return result._replace(observation=self._with_state(result.observation))
         turn = self.manager.step(response_text)
         observation = turn.observation
@@ -370,6 +373,8 @@ class AgentSpec:
             arguments["parser"] = self.parser
             if isinstance(self.parser, str):
                 arguments["parser"] = get_parser(self.parser)
+        elif isinstance(self.parser, FamilyParser):
+            arguments["parser"] = self.parser
         return arguments
 
     def _load_reward_fn(self) -> RewardFn | None:

@@ -24,7 +24,7 @@ import bisect
 import logging
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jinja2 import TemplateError
 
@@ -79,6 +79,23 @@ class Join(NamedTuple):
     rewritten: list[int] | None = None
 
 
+class TurnReader(Protocol):
+    """Reads a sampled turn's thinking and calls, in the form of a family of models.
+
+    Attributes:
+        read_markers: texts of special tokens that are part of what it reads.
+    """
+
+    @property
+    def read_markers(self) -> frozenset[str]: ...
+
+    def as_message(self, text: str, tools: Tools) -> dict[str, Any] | None:
+        """Returns a turn as a message in its parts; None: the template takes it as it stands."""
+
+    def reads_alike(self, sampled: str, rendered: str) -> bool:
+        """Checks whether a rendering says what was sampled, in whatever spelling."""
+
+
 class MarkedTools(NamedTuple):
     """Holds tools' schemas, marked; `written` has every text of theirs."""
 
@@ -111,14 +128,21 @@ class TurnTokens:
     Args:
         template_kwargs: variables of the template, such as `enable_thinking`.
         eos_token_ids: the ids at which sampling stops.
+        reader: reads a turn's thinking and calls; None: turns are rendered as they stand.
     Raises: TemplateRefusal, from every method that renders, where the template refuses a
         conversation.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, template_kwargs: dict[str, Any], eos_token_ids: Sequence[int]
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template_kwargs: dict[str, Any],
+        eos_token_ids: Sequence[int],
+        reader: TurnReader | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.reader = reader
         self.name = tokenizer.name_or_path
         self.template_kwargs = dict(template_kwargs)
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -164,6 +188,39 @@ class TurnTokens:
         """Begins a conversation with these messages, which then grows by joins."""
         return Conversation(self, messages, tools)
 
+    def read_by(self, reader: TurnReader | None) -> TurnTokens:
+        """Returns the same with another reader of turns."""
+        return TurnTokens(
+            self.tokenizer,
+            template_kwargs=self.template_kwargs,
+            eos_token_ids=sorted(self.eos_token_ids),
+            reader=reader,
+        )
+
+    # Methods for those who look at the template.
+
+    @property
+    def template_source(self) -> str:
+        """Returns the template's own text."""
+        template = self.template_kwargs.get("chat_template")
+        if template is None and self.tokenizer.chat_template is None:
+            return CHATML_TEMPLATE
+        return str(self.tokenizer.get_chat_template(template))
+
+    @cached_property
+    def stop_texts(self) -> frozenset[str]:
+        """Holds the texts of the tokens that stop sampling."""
+        return frozenset(self._decode([token_id]) for token_id in self.eos_token_ids)
+
+    def written_turn(self, messages: Messages, answer: Message, tools: Tools = None) -> str:
+        """Returns what the template writes for an assistant's message, its end included."""
+        before = self._render(messages, tools).rstrip()
+        after = self._render([*messages, answer], tools, add_generation_prompt=False)
+        if after.startswith(before):
+            return after[len(before) :]
+        # The prompt begins the turn otherwise, such as with thinking.
+        return after[_common_text(before, after) :]
+
     # Methods for a program's requests, which are whole conversations.
 
     def rendered(self, messages: Messages, tools: Tools = None) -> str:
@@ -171,8 +228,24 @@ class TurnTokens:
         return self._render(messages, tools)
 
     def as_rendered(self, text: str) -> str:
-        """Returns a sampled turn's text as `rendered` has it: marked."""
+        """Returns a sampled turn's text as `rendered` has it: marked.
+
+        One that the template takes in its parts is spelt as the template spells it.
+        """
+        in_parts = self.in_parts(text, None)
+        if in_parts is not None:
+            written = self._written_in_parts(in_parts)
+            if self.says_alike(text, written):
+                ends = [written.find(stop) for stop in self.stop_texts if stop in written]
+                return written[: min(ends, default=len(written))].rstrip()
         return self.marked([_assistant(text)])[0]["content"]
+
+    def _written_in_parts(self, answer: Message) -> str:
+        """Returns what the template writes for a turn in its parts; "" where it refuses it."""
+        try:
+            return self.written_turn([_user("Hello")], answer)
+        except TemplateRefusal:
+            return ""
 
     def following(self, text: str, sampled_ids: Sequence[int]) -> list[int] | None:
         """Returns the ids that follow a sampled turn, where `text` is rendered behind its text.
@@ -183,7 +256,12 @@ class TurnTokens:
             return None
         for rest in (text, text.lstrip()):
             ids = self.encode(rest)
-            if _common_length(ids, self._end_ids):
+            if self.ends_otherwise(ids, sampled_ids):
+                return None
+            is_end = ids[0] in self._turn_ends
+            if self.reader is not None and ids[0] in self.eos_token_ids:
+                is_end = True
+            if _common_length(ids, self._end_ids) or is_end:
                 return self.without_sampled_end(ids, list(sampled_ids))
         # The stop token, or the newline that some templates have behind it.
         has_ended = not self.eos_token_ids.isdisjoint(sampled_ids[-2:])
@@ -255,7 +333,7 @@ class TurnTokens:
             self._check_texts(following, tools)
             sampled = self._as_sampled(messages, answer, following, tools)
             if not is_cut:
-                sampled += self._through_stop(self._end_ids) or self._end_ids
+                sampled += self._end_before(messages, reply, tools)
             join = self.join(messages, sampled, reply, tools)
             if join.rewritten is None:
                 row = row + sampled + join.token_ids
@@ -263,6 +341,14 @@ class TurnTokens:
                 row = join.rewritten
             self._check_row(row, self.prompt(following, tools))
             messages = following
+
+    def _end_before(self, messages: Messages, reply: Messages, tools: Tools) -> list[int]:
+        """Returns the tokens by which a turn ends that this reply answers."""
+        ends = self._through_stop(self._end_ids) or self._end_ids
+        if not self._turn_ends:
+            return ends
+        closing = self.encode(self._closing(messages, reply, tools) or "")
+        return closing[:1] if self.eos_token_ids.intersection(closing[:1]) else ends
 
     def _check_texts(self, messages: Messages, tools: Tools) -> None:
         """Requires that the template renders every message; a system message may be left out."""
@@ -376,6 +462,57 @@ class TurnTokens:
         """Renders marked messages, up to the next generation prompt."""
         return self._render_as_is(messages, tools, True)
 
+    def render_ended(self, messages: Messages, tools: Tools) -> str:
+        """Renders marked messages, the last of them an assistant's that nothing follows."""
+        return self._render_as_is(messages, tools, False)
+
+    # Methods of turns that a reader reads.
+
+    def in_parts(self, text: str, tools: Tools) -> Message | None:
+        """Returns a turn as a marked message in its parts; None: it is rendered as it stands."""
+        message = None if self.reader is None else self.reader.as_message(text, tools)
+        return None if message is None else self.marked([message])[0]
+
+    def reads_alike(self, text: str, written: str) -> bool:
+        """Checks whether what the template wrote for a turn says what was sampled."""
+        assert self.reader is not None
+        return self.reader.reads_alike(text, written.replace(MARK, ""))
+
+    def says_alike(self, text: str, written: str) -> bool:
+        """Does as `reads_alike`, with the end of the turn behind what was written."""
+        ends = [written.find(stop) for stop in self.stop_texts if stop in written]
+        end = min(ends, default=len(written))
+        return self.reads_alike(text, self.through_read_end(written[:end], written[end:]))
+
+    def through_read_end(self, written: str, closing: str) -> str:
+        """Returns what was written for a turn, with the end that the reader reads, if it does."""
+        assert self.reader is not None
+        for stop in self.stop_texts & self.reader.read_markers:
+            if closing.startswith(stop):
+                return written + stop
+        return written
+
+    def split_turn(self, ended: str, going_on: str) -> tuple[str, str]:
+        """Splits what the template writes behind a prompt: the turn, and its end and what follows.
+
+        Args:
+            ended: where nothing follows the turn.
+            going_on: where something does.
+        """
+        end = 0
+        while end < min(len(ended), len(going_on)) and ended[end] == going_on[end]:
+            end += 1
+        # Two markers may begin alike.
+        for special in self.special_texts:
+            begin = going_on.rfind(special[0], max(end - len(special), 0), end)
+            if 0 <= begin < end < begin + len(special) and going_on.startswith(special, begin):
+                end = begin
+        turn = going_on[:end].rstrip()
+        for stop in self.stop_texts:
+            if turn.endswith(stop):
+                end = len(turn) - len(stop)
+        return going_on[:end], going_on[end:]
+
     def _render_as_is(self, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
         variables = dict(self.template_kwargs)
         if tools is not None:
@@ -477,10 +614,39 @@ class TurnTokens:
         for length in range(min(len(end), len(sampled)), 0, -1):
             if sampled[-length:] == end[:length]:
                 return closing_ids[length:]
+        # The marker of the next role ends a turn, whichever role that is.
+        if sampled and closing_ids[:1] == sampled[-1:] and sampled[-1] in self.eos_token_ids:
+            return closing_ids[1:]
         # Llama 2's template writes a space before </s>, models do not.
         if sampled and sampled[-1] in self.eos_token_ids and sampled[-1] in end:
             return closing_ids[end.index(sampled[-1]) + 1 :]
         return closing_ids
+
+    def ends_otherwise(self, closing_ids: Sequence[int], sampled: Sequence[int]) -> bool:
+        """Checks whether a turn ended by another marker than the template has before this reply.
+
+        GLM ends a turn by <|user|> or <|observation|>: one that said <|user|> and is answered by a
+        tool would have both. gpt-oss ends its last turn by <|return|>, and earlier ones by <|end|>.
+        """
+        if not sampled or not closing_ids or sampled[-1] not in self.eos_token_ids:
+            return False
+        return sampled[-1] in self._turn_ends and closing_ids[0] in self._turn_ends - {sampled[-1]}
+
+    @cached_property
+    def _turn_ends(self) -> frozenset[int]:
+        """Holds what the template writes behind a turn, where that depends on what follows."""
+        asked = [_user("Hello")]
+        replies: list[list[Message]] = [[], [_user(REPLY)], [_message("tool", REPLY)]]
+        ends: set[int] = set()
+        for reply in replies:
+            try:
+                closing = self._closing(asked, reply, None, add_generation_prompt=False)
+            # A template refuses roles in its own ways.
+            except (ValueError, LookupError):
+                continue
+            ends.update(self.encode(closing or "")[:1])
+        depends = len(ends) > 1 and not ends.isdisjoint(self.eos_token_ids)
+        return frozenset(ends) if depends else frozenset()
 
     @cached_property
     def _silent_ids(self) -> frozenset[int]:
@@ -494,7 +660,18 @@ class TurnTokens:
             [_user("Hello"), _assistant("Hello"), _user("Hello")], False
         )
         written = special.intersection(self.encode(turns))
-        return self.eos_token_ids.union(self.tokenizer.convert_tokens_to_ids(named), written)
+        silent = self.eos_token_ids.union(self.tokenizer.convert_tokens_to_ids(named), written)
+        return silent.difference(self._read_ids)
+
+    @cached_property
+    def _read_ids(self) -> frozenset[int]:
+        """Holds the ids of the special tokens that the reader reads."""
+        if self.reader is None:
+            return frozenset()
+        vocabulary = self.tokenizer.get_vocab()
+        return frozenset(
+            vocabulary[text] for text in self.reader.read_markers if text in vocabulary
+        )
 
     @cached_property
     def special_texts(self) -> frozenset[str]:
@@ -522,6 +699,7 @@ class Conversation:
     def __init__(self, turns: TurnTokens, messages: Messages, tools: Tools = None) -> None:
         self._turns = turns
         known_tools = turns.marked_tools(tools)
+        self._own_tools = tools
         self._tools = known_tools.marked
         self._messages = turns.marked(turns.foldable(messages))
         # The rendered messages: all, or those of the window.
@@ -550,6 +728,11 @@ class Conversation:
         """
         turns = self._turns
         text = turns.text(sampled_ids)
+        in_parts = turns.in_parts(text, self._own_tools)
+        if in_parts is not None:
+            joined = self._join_in_parts(in_parts, text, sampled_ids, new_messages)
+            if joined is not None:
+                return joined
         answer, *reply = turns.marked([{"role": "assistant", "content": text}, *new_messages])
         self._avoid(str(reply))
         self._move_window()
@@ -561,9 +744,56 @@ class Conversation:
             closing = self._closing(answer, reply)
         self._messages += [answer, *reply]
         self._avoid(answer["content"])
-        if closing is None:
-            return Join([], rewritten=turns.encode(self._rendered))
-        return Join(turns.without_sampled_end(turns.encode(closing), list(sampled_ids)))
+        return self._joined(closing, sampled_ids)
+
+    def _joined(self, closing: str | None, sampled_ids: Sequence[int]) -> Join:
+        """Returns the join of what the template writes behind an answer; None: it rewrites all."""
+        turns = self._turns
+        if closing is not None:
+            closing_ids = turns.encode(closing)
+            if not turns.ends_otherwise(closing_ids, sampled_ids):
+                return Join(turns.without_sampled_end(closing_ids, list(sampled_ids)))
+        return Join([], rewritten=turns.encode(self._rendered))
+
+    def _join_in_parts(
+        self,
+        answer: Message,
+        text: str,
+        sampled_ids: Sequence[int],
+        new_messages: Messages,
+    ) -> Join | None:
+        """Joins a turn that the template takes in its parts: thinking, text and calls.
+
+        None where it does not, or leaves out what was sampled or what answers it; then nothing is
+        added. What was sampled stays where its rendering says the same in whatever spelling.
+        """
+        turns = self._turns
+        self._show_all()
+        before = self._rendered.rstrip()
+        reply = turns.marked(new_messages)
+        shown = [*self._shown, answer]
+        try:
+            ended = turns.render_ended(shown, self._tools)
+            rendered = turns.render_marked([*shown, *reply], self._tools)
+        except TemplateRefusal:
+            return None
+        closing = None
+        if rendered.startswith(before):
+            written, closing = turns.split_turn(ended[len(before) :], rendered[len(before) :])
+            if not all(squashed(each["content"]) in squashed(closing) for each in reply):
+                return None
+            if not turns.reads_alike(text, turns.through_read_end(written, closing)):
+                closing = None
+        if closing is None and not (
+            ended.startswith(before) and turns.says_alike(text, ended[len(before) :])
+        ):
+            # The template leaves out calls, or thinking: the turn's own text may say more.
+            return None
+        self._shown = [*shown, *reply]
+        self._messages += [answer, *reply]
+        self._rendered = rendered
+        self._avoid(str([answer, *reply]))
+        return self._joined(closing, sampled_ids)
 
     def _closing_of_window(self, answer: Message, reply: Sequence[Message]) -> str | None:
         """Does as `_closing`; None, and nothing added, where all messages must be looked at."""
@@ -649,6 +879,14 @@ def _user(text: str) -> Message:
 
 def _assistant(text: str) -> Message:
     return _message("assistant", text)
+
+
+def _common_text(first: str, second: str) -> int:
+    """Measures how far two texts agree, up to the end of a line or of a marker."""
+    end = 0
+    while end < min(len(first), len(second)) and first[end] == second[end]:
+        end += 1
+    return max(second.rfind(mark, 0, end) for mark in "\n>]") + 1
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from custom.agent import AgentSpec
 from custom.env import BadEnvironment, Message, Task
 from custom.model_errors import UnknownModel, with_cause_first
+from custom.tools.chat_form import WrongForm, reading_problem
 from custom.trial import MAX_TRIAL_S, Trial
 from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import ATTEMPT
@@ -26,6 +27,7 @@ from workers.environments.names import CannotBuild, environment_name, environmen
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
 from workers.rollout.kinds import EpisodeSpec, by_kind
+from workers.turn_reading import turn_tokens, with_parser
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +66,12 @@ def try_agents(
             long.
         ValueError: the chat template cannot continue a conversation.
     """
-    tokens = TurnTokens(
-        tokenizer,
-        template_kwargs=dict(config.data.apply_chat_template_kwargs),
-        eos_token_ids=eos_token_ids or [tokenizer.eos_token_id],
-    )
+    try:
+        stops = eos_token_ids or [tokenizer.eos_token_id]
+        tokens = turn_tokens(config, tokenizer, stops, specs)
+    except WrongForm as error:
+        raise ConfigError([str(error)]) from error
+    specs = with_parser(specs, tokens)
     problems: list[str] = []
     for kind, numbers in by_kind(specs):
         if kind.trial is not None:
@@ -90,6 +93,10 @@ def try_environments(
             return list(error.problems)
         trial = _EnvironmentTrial(config, pool, tokens, task)
         for index, tools in enumerate(schemas):
+            problem = reading_problem(specs[index].parser, tokens) if tools else ""
+            if problem:
+                problems.append(problem)
+                continue
             tokens.check_template(tools=tools)
             problems += trial.problems(index, specs, tools)
     return problems

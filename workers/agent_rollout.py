@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from data.array_ops import object_array
 from data.protocol import DataProto
-from data.turn_tokens import Tools, TurnTokens
+from data.turn_tokens import Tools
 from training.config import PPOConfig
 from workers.agent_pools import open_pools
 from workers.ranks.process_groups import from_leader, is_leader
@@ -28,6 +28,7 @@ from workers.rollout.failure_policy import apply_failure_policy
 from workers.rollout.keepers import open_keepers
 from workers.rollout.kinds import EpisodeSpec, kind_of, players
 from workers.rollout.turn_loop import Batch, TurnLoop
+from workers.turn_reading import turn_tokens, with_parser
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,9 @@ class AgentRollout:
         self.config = config
         self.engine = engine
         self.group = group
+        self.tokens = turn_tokens(config, tokenizer, engine.eos_token_ids, specs)
+        specs = with_parser(specs, self.tokens)
         self.specs = list(specs)
-        self.tokens = TurnTokens(
-            tokenizer,
-            template_kwargs=dict(config.data.apply_chat_template_kwargs),
-            eos_token_ids=engine.eos_token_ids,
-        )
         self.keepers = open_keepers(config, self.tokens)
         self.pool: Any = None
         if is_leader(group):

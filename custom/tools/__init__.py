@@ -16,6 +16,24 @@ the environment's own failures are raised.
 from custom.tools.calls import UNKNOWN, CallRecord, ToolCall
 from custom.tools.definition import Tool, ToolDefinition, ToolError, ToolSource
 from custom.tools.environment_step import EnvironmentStepTool
+from custom.tools.families import (
+    FAMILIES,
+    DeepSeekParser,
+    FamilyParser,
+    GemmaParser,
+    GLMParser,
+    HarmonyParser,
+    HermesParser,
+    JSONFenceParser,
+    KimiParser,
+    Llama3JSONParser,
+    LlamaFunctionParser,
+    MiniMaxParser,
+    MistralParser,
+    PythonicParser,
+    QwenXMLParser,
+    said_in,
+)
 from custom.tools.loading import BUILTIN_TOOLS, load_tools
 from custom.tools.parsers import (
     ActionParser,

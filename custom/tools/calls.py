@@ -17,6 +17,15 @@ ErrorKind: TypeAlias = Literal[
 UNKNOWN = "(unknown)"
 
 
+class WrittenValue(str):
+    """Holds an argument of a form that writes no types; the tool's schema says what it stands for.
+
+    `<parameter=n>3</parameter>` is 3 where the schema has an integer, and "3" where it has a text.
+    """
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """Holds a call as the model wrote it.
@@ -24,6 +33,7 @@ class ToolCall:
     `arguments` is text where the model gave only that; it then stands for the tool's one parameter.
     With an `error_kind` the call cannot be executed, and `error` tells the model why. What
     `may_be_text`, since data or code is written so, too, is a call only of a tool that there is.
+    `call_id` is the id that the model gave it, in forms that have one.
     """
 
     name: str
@@ -31,6 +41,7 @@ class ToolCall:
     error_kind: ErrorKind = ""
     error: str = ""
     may_be_text: bool = field(default=False, compare=False)
+    call_id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

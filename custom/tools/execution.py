@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from custom.env_calls import Abandoned, cut_middle, located
+from custom.tools.argument_types import with_types
 from custom.tools.calls import Outcome
 from custom.tools.definition import Tool, ToolError
 from custom.tools.environment_step import EnvironmentStepTool
@@ -98,6 +99,7 @@ def checked_arguments(tool: Tool, arguments: dict[str, Any] | str) -> dict[str, 
     """
     if isinstance(arguments, str):
         arguments = _name_single_argument(tool, arguments)
+    arguments = with_types(arguments, tool.definition.parameters)
     try:
         problem = _find_problem(tool, arguments)
     # An unknown name, a reference that does not resolve, nesting too deep.

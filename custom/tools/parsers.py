@@ -68,7 +68,7 @@ class JSONActionParser(ActionParser):
         """Returns the calls among the outermost JSON objects."""
         calls = []
         for value in outermost_objects(text, _CALL_KEY):
-            calls += _calls_in(value)
+            calls += calls_in(value)
         return calls
 
 
@@ -88,17 +88,17 @@ class FunctionCallingParser(ActionParser):
         calls = []
         if TAG in text:
             for value in tagged_values(text, TAG):
-                calls += _calls_in(value, certain=True)
+                calls += calls_in(value, certain=True)
             return calls
         values = list(outermost_objects(text, _CALL_KEY))
         if any(f'"{key}"' in text for key in OPENAI_KEYS):
             for value in values:
                 if _may_be_openai(value):
-                    calls += _calls_in(value)
+                    calls += calls_in(value)
         if not calls:
             for value in values:
                 if not isinstance(value, BrokenValue):
-                    calls += [replace(call, may_be_text=True) for call in _calls_in(value)]
+                    calls += [replace(call, may_be_text=True) for call in calls_in(value)]
         return calls or function_calls(text)
 
 
@@ -134,7 +134,7 @@ class ReActActionParser(ActionParser):
                 kind = "Action Input"
             if action and kind in ("Action Input", "Input"):
                 arguments, position = _react_input(reader, label.end(), end)
-                calls.append(_make_call(action, arguments))
+                calls.append(make_call(action, arguments))
                 action = ""
                 continue
             calls += _react_alone(action)
@@ -153,14 +153,17 @@ PARSERS: dict[str, Any] = {
 
 
 def get_parser(name: str) -> ActionParser:
-    """Makes the parser called json, react or function; ValueError names the nearest."""
-    return registered(PARSERS, "agent.parser", name)()
+    """Makes the parser of a name, a family's included; ValueError names the nearest."""
+    # They are made of what stands here.
+    from custom.tools.families import FAMILIES
+
+    return registered(PARSERS | FAMILIES, "agent.parser", name)()
 
 
 # --- From values to calls ---
 
 
-def _calls_in(value: Any, certain: bool = False, depth: int = 0) -> list[ToolCall]:
+def calls_in(value: Any, certain: bool = False, depth: int = 0) -> list[ToolCall]:
     """Returns the calls that a decoded value stands for.
 
     Args:
@@ -169,23 +172,23 @@ def _calls_in(value: Any, certain: bool = False, depth: int = 0) -> list[ToolCal
         depth: of wrappers around the value.
     """
     if isinstance(value, BrokenValue):
-        return [_bad_json("", f"the call is not valid JSON: {value.problem}")]
+        return [bad_json("", f"the call is not valid JSON: {value.problem}")]
     if depth < MAX_WRAPPERS:
         if isinstance(value, list):
             calls = []
             for item in value:
-                calls += _calls_in(item, certain, depth + 1)
+                calls += calls_in(item, certain, depth + 1)
             return calls
         if isinstance(value, dict):
             key = _wrapper_key(value)
             if key:
-                return _calls_in(value[key], certain or key in CERTAIN_WRAPPERS, depth + 1)
+                return calls_in(value[key], certain or key in CERTAIN_WRAPPERS, depth + 1)
             name, arguments = _name_and_arguments(value, certain)
             if name:
-                return [_make_call(name, arguments)]
+                return [make_call(name, arguments)]
     if not certain:
         return []
-    return [_bad_json("", 'a call is an object {"name": …, "arguments": {…}}')]
+    return [bad_json("", 'a call is an object {"name": …, "arguments": {…}}')]
 
 
 def _wrapper_key(value: dict[str, Any]) -> str:
@@ -210,12 +213,12 @@ def _name_and_arguments(value: dict[str, Any], certain: bool) -> tuple[str, Any]
     return name.strip(), arguments
 
 
-def _make_call(name: str, arguments: Any) -> ToolCall:
+def make_call(name: str, arguments: Any) -> ToolCall:
     """Makes a call of arguments: an object, a JSON text of one, or text for the only parameter."""
     if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
         arguments = _decode_whole(arguments)
     if isinstance(arguments, BrokenValue):
-        return _bad_json(name, f"the arguments are not valid JSON: {arguments.problem}")
+        return bad_json(name, f"the arguments are not valid JSON: {arguments.problem}")
     if arguments is None:
         return ToolCall(name)
     if not isinstance(arguments, dict | str):
@@ -233,7 +236,7 @@ def _decode_whole(text: str) -> Any:
     return value
 
 
-def _bad_json(name: str, error: str) -> ToolCall:
+def bad_json(name: str, error: str) -> ToolCall:
     return ToolCall(name, error_kind="bad_json", error=error)
 
 
@@ -280,8 +283,8 @@ def _react_alone(action: str) -> list[ToolCall]:
     if with_brackets:
         name, text, closing = with_brackets.groups()
         if not closing:
-            return [_make_call(name, BrokenValue("the bracket is not closed"))]
-        return [_make_call(name, text)]
+            return [make_call(name, BrokenValue("the bracket is not closed"))]
+        return [make_call(name, text)]
     if _IDENTIFIER.fullmatch(action):
         return [ToolCall(action)]
     return []

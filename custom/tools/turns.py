@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from custom.env import Observation, StepResult, Task
+from custom.env import Message, Observation, StepResult, Task
 from custom.env_calls import MAX_OBSERVATION_CHARS, check_observation, cut_middle, step_environment
 from custom.tools.calls import UNKNOWN, CallRecord, ToolCall
+from custom.tools.families import FamilyParser, said_in
 from custom.tools.parsers import ActionParser
 from custom.tools.registry import MAX_NAME_CHARS, ToolRegistry
 
@@ -133,7 +134,8 @@ class MultiTurnManager:
             return self._execute(calls)
         if self.environment is None:
             return ToolTurn(NO_CALL, done=True)
-        step = step_environment(self.environment, text, self.max_observation_chars)
+        said = said_in(text, self.parser)
+        step = step_environment(self.environment, said, self.max_observation_chars)
         return ToolTurn(
             observation=step.observation, reward=step.reward, done=step.done, info=step.info
         )
@@ -153,12 +155,42 @@ class MultiTurnManager:
             if done:
                 break
         over_limit = 0 if done else len(calls) - len(records)
-        observation = check_observation(
-            _join_results(records, over_limit), "the tools", self.max_observation_chars
-        )
+        joined = _join_results(records, over_limit)
+        if isinstance(self.parser, FamilyParser) and self.parser.facts.results_as_tool:
+            joined = _result_messages(records, calls[len(records) :], self.parser)
+        observation = check_observation(joined, "the tools", self.max_observation_chars)
         return ToolTurn(
             observation=observation, reward=reward, done=done, info=info, calls=tuple(records)
         )
+
+
+def _result_messages(
+    records: list[CallRecord], left: list[ToolCall], parser: FamilyParser
+) -> Observation:
+    """Returns a message of the role `tool` for each call that could be read.
+
+    The others are told of in a user's message behind them: no template takes a result without its
+    call.
+
+    Args:
+        left: the calls that were not executed, since a turn may have MAX_CALLS.
+    """
+    results: list[Message] = []
+    faults: list[str] = []
+    not_executed = f"Error: this call was not executed: a turn may have {MAX_CALLS}"
+    told = [(record.call, record.result) for record in records]
+    told += [(call, not_executed) for call in left]
+    for call, text in told:
+        if call.error_kind:
+            faults.append(text)
+            continue
+        call_id = parser.call_id(call, len(results))
+        results.append(
+            {"role": "tool", "content": text, "name": call.name, "tool_call_id": call_id}
+        )
+    if faults:
+        results.append({"role": "user", "content": "\n".join(faults)})
+    return results
 
 
 def _join_results(records: list[CallRecord], over_limit: int) -> Observation:

@@ -30,7 +30,6 @@ from custom.env_suite import EnvironmentSuite
 from custom.envs.person import PersonEnvironment
 from data.protocol import DataProto
 from data.seeds import step_info
-from data.turn_tokens import TurnTokens
 from features.chat.players import Calls, CallsHere, PersonEngine, ShownCalls
 from features.chat.terminal import ENVIRONMENT_HELP, HELP, EnvironmentsVoice, Terminal
 from training.building import read_tasks
@@ -53,6 +52,7 @@ from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout_building import build_rollout
+from workers.turn_reading import turn_tokens
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 ROLES = ("environment", "policy", "watcher")
@@ -190,7 +190,7 @@ def _model(place: str, chat: Chat) -> Iterator[tuple[ModelSpec, BaseRollout]]:
     settings = replace(config.actor_rollout_ref.model, dtype=rollout.dtype)
     if chat.role == "policy":
         spec = ModelSpec(settings, str(settings.path), device)
-        tokens = turn_tokens(config, spec)
+        tokens = turn_tokens(config, spec.tokenizer, spec.eos_token_ids)
         yield spec, PersonEngine(config, spec, tokens, chat.terminal)
         return
     with local_model(place, rollout.dtype) as folder:
@@ -200,15 +200,6 @@ def _model(place: str, chat: Chat) -> Iterator[tuple[ModelSpec, BaseRollout]]:
         engine.update_weights(iter_weights(lm, lm.dtype), weight_manifest(lm))
         del lm
         yield spec, engine
-
-
-def turn_tokens(config: PPOConfig, model: ModelSpec) -> TurnTokens:
-    """Makes what turns conversations into ids, as training does."""
-    return TurnTokens(
-        model.tokenizer,
-        template_kwargs=dict(config.data.apply_chat_template_kwargs),
-        eos_token_ids=model.eos_token_ids,
-    )
 
 
 # The episode

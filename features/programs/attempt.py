@@ -287,7 +287,7 @@ class Attempt:
             check_messages(asked)
         number = len(self.pending) + 1
         future = asyncio.get_running_loop().create_future()
-        recalled = self.recall.recalled(asked.messages, speaker)
+        recalled = self.recall.recalled(asked.messages, speaker, asked.tools)
         spec = self.spec
         trained = not is_helper(asked, spec.train_models, spec.helper_prompts)
         pending = Pending(number, asked, digest, future, recalled.digest, trained, listeners=1)

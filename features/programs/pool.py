@@ -29,7 +29,7 @@ from custom.confine import remove_folder
 from custom.env_calls import describe
 from custom.model_usage import USAGE, Counts, add_counts
 from custom.side_services import set_up_services
-from custom.tools.parsers import get_parser
+from custom.tools.parsers import ActionParser, get_parser
 from data.turn_tokens import Tools
 from features.programs.attempt import Attempt, Deadlines
 from features.programs.exchange import Answer, Json, ProgramEvent
@@ -201,7 +201,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
             seed=seed,
             task=task,
             token=spec.token or secrets.token_urlsafe(24),
-            recall=Recall(get_parser(spec.parser), spec.dropped_thinking == "recalled"),
+            recall=Recall(parser_of(spec), spec.dropped_thinking == "recalled"),
             deadlines=self._deadlines,
             tell=self._tell,
             kill=lambda: self._kill(key),
@@ -336,6 +336,11 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
         environment = environment_of(attempt, self._server.url(attempt.token))
         input = attempt.task.encode() + b"\n"
         return await self._launchers[where].start(argv, environment, input, attempt.folder)
+
+
+def parser_of(spec: ProgramSpec) -> ActionParser:
+    """Returns what reads the policy's calls in a program's answers."""
+    return get_parser(spec.parser) if isinstance(spec.parser, str) else spec.parser
 
 
 def environment_of(attempt: Attempt, url: str) -> dict[str, str]:

@@ -12,10 +12,13 @@ history that was rewritten. So is what two answers at one place have in common.
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from custom.tools.calls import ToolCall
+from custom.tools.families import FamilyParser, said_in
+from custom.tools.families.family import typed_arguments
 from custom.tools.parsers import TAG, ActionParser
 from features.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Call, Json
 from features.programs.protocols.protocol import THINKING_KEY, check_depth, tool_call
@@ -55,20 +58,49 @@ class Recall:
     by_place: dict[tuple[Speaker, str, str], str | None] = field(default_factory=dict)
     unread: int = 0
 
-    def recalled(self, messages: list[Json], speaker: Speaker = NOBODY) -> Recalled:
-        """Returns a speaker's messages with each answer of the policy's as it was sampled."""
+    def recalled(
+        self,
+        messages: list[Json],
+        speaker: Speaker = NOBODY,
+        tools: list[Json] | None = None,
+    ) -> Recalled:
+        """Returns a speaker's messages with each answer of the policy's as it was sampled.
+
+        A family's parser gives it in the parts that the chat template takes.
+        """
         recalled = []
         before = ""
         for message in messages:
-            as_sampled = message
+            as_sampled = self._as_templates_take(message)
             if message["role"] == "assistant":
                 look = look_of(message["content"], calls_in(message), message.get(THINKING_KEY, ""))
                 text = self.by_place.get((speaker, before, look))
                 if text is not None:
-                    as_sampled = {"role": "assistant", "content": text}
+                    as_sampled = self._as_sampled(text, tools)
             recalled.append(as_sampled)
             before = digest(before, without_thinking(message) if self.adds_thinking else message)
         return Recalled(recalled, before)
+
+    def _as_sampled(self, text: str, tools: list[Json] | None) -> Json:
+        """Returns an answer of the policy's as a message."""
+        in_parts = None
+        if isinstance(self.parser, FamilyParser):
+            in_parts = self.parser.as_message(text, tools)
+        return in_parts or {"role": "assistant", "content": text}
+
+    def _as_templates_take(self, message: Json) -> Json:
+        """Returns a client's message, its calls' arguments as the template takes them."""
+        if not isinstance(self.parser, FamilyParser) or "tool_calls" not in message:
+            return message
+        if not self.parser.facts.arguments_as_text:
+            return message
+        entries = []
+        for entry in message["tool_calls"]:
+            function = dict(entry["function"])
+            if not isinstance(function["arguments"], str):
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+            entries.append({**entry, "function": function})
+        return {**message, "tool_calls": entries}
 
     def shown(
         self, asked: AskedCompletion, answer_id: str, number: int, answer: Answer, before: str
@@ -81,6 +113,8 @@ class Recall:
         text = answer.text
         if answer.stop is not None:
             text = text.partition(answer.stop)[0]
+        if isinstance(self.parser, FamilyParser):
+            return self._shown_by_family(asked, answer_id, number, answer, text, before)
         thinking = ""
         thought = THINKING.match(text)
         if thought is not None:
@@ -94,6 +128,51 @@ class Recall:
         answered = AnsweredCompletion(
             id=answer_id, text=text, thinking=thinking, calls=calls, answer=answer
         )
+        return self._told(asked, answered, before)
+
+    def _shown_by_family(
+        self,
+        asked: AskedCompletion,
+        answer_id: str,
+        number: int,
+        answer: Answer,
+        text: str,
+        before: str,
+    ) -> AnsweredCompletion:
+        """Does as `shown` with what a family's parser reads in a text."""
+        assert isinstance(self.parser, FamilyParser)
+        turn = self.parser.read(text)
+        calls: list[Call] = []
+        said = said_in(text, self.parser)
+        if asked.tools and asked.reads_calls:
+            calls = self._calls_of(asked.tools, turn.calls, number)
+        if calls:
+            said = turn.text
+        answered = AnsweredCompletion(
+            id=answer_id, text=said, thinking=turn.thinking, calls=calls, answer=answer
+        )
+        return self._told(asked, answered, before)
+
+    def _calls_of(self, tools: list[Json], found: Sequence[ToolCall], number: int) -> list[Call]:
+        """Returns calls for a client; one that cannot be read leaves all of them text."""
+        names = {tool["function"]["name"] for tool in tools}
+        calls = []
+        for place, call in enumerate(found):
+            if call.may_be_text and call.name not in names:
+                continue
+            arguments = {} if call.error_kind else typed_arguments(call, tools)
+            if call.error_kind or not is_strict(arguments):
+                self.unread += 1
+                return []
+            # Nine letters and digits, as Mistral's templates require.
+            call_id = call.call_id or f"call{number % 1000:03d}{place:02d}"
+            calls.append(Call(id=call_id, name=call.name, arguments=json.dumps(arguments)))
+        return calls
+
+    def _told(
+        self, asked: AskedCompletion, answered: AnsweredCompletion, before: str
+    ) -> AnsweredCompletion:
+        """Remembers an answer that a client gets."""
         # Of ids that are to be continued no messages are known.
         if asked.messages:
             self._remember(asked.speaker, before, answered)

@@ -37,6 +37,7 @@ from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.turn_loop import Batch, TurnLoop
 from workers.rollout_building import build_rollout
+from workers.turn_reading import turn_tokens, with_parser
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 # One rank serves.
@@ -121,11 +122,8 @@ def serve(config: PPOConfig, model: ModelSpec, engine: BaseRollout, port: int) -
         # Nothing is written to the run's folder.
         services=side_services(config, writes=False),
     )
-    tokens = TurnTokens(
-        model.tokenizer,
-        template_kwargs=dict(config.data.apply_chat_template_kwargs),
-        eos_token_ids=engine.eos_token_ids,
-    )
+    tokens = turn_tokens(config, model.tokenizer, engine.eos_token_ids)
+    [spec] = with_parser([spec], tokens)
     with open_program_pool(config, {0: spec}, engine.max_model_len, port=port) as pool:
         player = player_of(spec)
         loop = TurnLoop(

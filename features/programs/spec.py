@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from custom.side_services import SideService
+from custom.tools.parsers import ActionParser
 
 RewardSource = Literal["stdout", "exit_code"]
 
@@ -23,7 +24,7 @@ class ProgramSpec:
         preload: modules that a process of the command's interpreter has imported, from which
             programs are then forked.
         reward: where a command's reward comes from; a reward function has the last word.
-        parser: how tool calls are written in the model's text.
+        parser: how tool calls are written in the model's text: a name, or what reads them.
         request_timeout_s: the longest that a request waits for its answer; None: for ever.
         client_sampling: what becomes of a request that asks for another sampling than the run's.
         dropped_thinking: how an answer reads whose thinking a client does not send back.
@@ -42,7 +43,7 @@ class ProgramSpec:
     variables: tuple[tuple[str, str], ...] = ()
     preload: tuple[str, ...] = ()
     reward: RewardSource = "stdout"
-    parser: str = "function"
+    parser: str | ActionParser = "function"
     request_timeout_s: float | None = None
     client_sampling: Literal["override", "refuse"] = "override"
     dropped_thinking: Literal["as_sent", "recalled"] = "as_sent"

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from custom.env import Task
 from custom.model_errors import with_cause_first
 from custom.model_usage import USAGE
+from custom.tools.chat_form import call_message, reading_problem
+from custom.tools.families import FamilyParser
 from data.turn_tokens import TemplateRefusal, TurnTokens
 from features.programs.exchange import Answer, Asked, Exited, Refusal
 from features.programs.opening import open_pool
@@ -200,6 +202,12 @@ class _ProgramTrial:
         if not asked.tools or self.number % 2 == 0:
             return ANSWERS[self.number % len(ANSWERS)]
         name = asked.tools[0]["function"]["name"]
+        if isinstance(self.spec.parser, FamilyParser):
+            # What the chat template writes of it, which the parser reads.
+            empty = call_message(name, self.spec.parser.empty_arguments, "call00000")
+            return self.tokens.text(
+                self.tokens.encode(self.tokens.written_turn(asked.messages, empty, asked.tools))
+            )
         if self.spec.parser == "react":
             return f"Action: {name}\nAction Input: {{}}"
         return f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'
@@ -207,6 +215,10 @@ class _ProgramTrial:
     def _refusal(self, asked: Asked) -> tuple[Refusal, str]:
         """Returns why a request cannot be served; "": it can."""
         limit = self.config.data.max_prompt_length
+        if asked.tools:
+            problem = reading_problem(self.spec.parser, self.tokens)
+            if problem:
+                return "template", problem
         differences = other_sampling(asked, self.config.actor_rollout_ref.rollout)
         if differences and self.spec.client_sampling == "refuse":
             return "sampling", f"{'; '.join(differences)} (programs.client_sampling=refuse)"

@@ -25,6 +25,8 @@ import transformers
 from tests.zoo import proofs
 from tests.zoo.families import FAMILIES, REFUSED, Family
 from tests.zoo.proofs import ENGINE_TOLERANCE, ROW_TOLERANCE, Subject
+from tests.zoo.tool_forms import FORMS_OF_FAMILIES, TOOL_FORMS
+from tests.zoo.tool_proofs import call_goes_round
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
 COLUMNS = (
@@ -36,6 +38,7 @@ COLUMNS = (
     "resumed",
     "export",
     "plan",
+    "tools",
 )
 
 
@@ -95,7 +98,19 @@ def prove_family(family: Family, folder: Path) -> Proved:
         "export", lambda: proofs.exported_is_policy(other, run, folder / "out"), ROW_TOLERANCE
     )
     proved.take("plan", lambda: proofs.plan_is_made(subject))
+    take_tools(proved)
     return proved
+
+
+def take_tools(proved: Proved) -> None:
+    """Proves the forms in which a family writes tool calls; the cell names their parsers."""
+    forms = [TOOL_FORMS[name] for name in FORMS_OF_FAMILIES.get(proved.family.name, ())]
+    if not forms:
+        proved.cells["tools"] = "–"
+        return
+    proved.take("tools", lambda: all(call_goes_round(form) for form in forms))
+    if "tools" not in proved.failed:
+        proved.cells["tools"] = ", ".join(dict.fromkeys(form.parser for form in forms))
 
 
 def engine_after_update(subject: Subject) -> float:
@@ -196,6 +211,12 @@ The columns; numbers are differences of sampled tokens' log-probs, in nats:
 - **export**: plain transformers loads `features/export`'s folder, every tensor and no other, and
   has the policy's logits; at most {row}.
 - **plan**: `--plan` plans the run's memory.
+- **tools**: the parser of the family's tool calls ([tools.md](tools.md#parsers)), with which a call
+  goes round under a chat template of the family's form: the template renders it and
+  `agent.parser=auto` finds the parser by that; as the policy samples it, it is read and executed;
+  its result is joined as the template renders the whole conversation. –: no parser of ours is known
+  to read the family's calls; `auto` still looks at the model's own template, and `vllm:NAME` takes
+  vLLM's.
 
 ## Checks at the start
 

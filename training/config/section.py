@@ -74,6 +74,15 @@ def _read_object_name(name: str, info: ValidationInfo) -> str:
     return _read_input_path(path, info) + colon + name_in_file
 
 
+def _read_parser_name(name: str) -> str:
+    """Requires the name of a parser that there is, or of one of vLLM's."""
+    if name not in ("auto", "function") and not name.startswith("vllm:"):
+        from custom.tools.parsers import get_parser
+
+        get_parser(name)
+    return name
+
+
 def _split_command(command: Any) -> Any:
     """Splits a command that is one text into its words, as a shell does."""
     return tuple(shlex.split(command)) if isinstance(command, str) else command
@@ -116,6 +125,7 @@ Betas = tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]]
 Threshold = Annotated[str, BeforeValidator(_read_threshold)]
 InputPath = Annotated[str, AfterValidator(_read_input_path)]
 ToolName = Annotated[str, AfterValidator(_read_tool_name)]
+ParserName = Annotated[str, AfterValidator(_read_parser_name)]
 # FILE.py:NAME.
 ObjectName = Annotated[str, AfterValidator(_read_object_name)]
 # The words of a command, or one text of them.

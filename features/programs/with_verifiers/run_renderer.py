@@ -24,7 +24,8 @@ from renderers.base import (
 )
 from renderers.configs import BaseRendererConfig
 
-from custom.tools.parsers import get_parser
+from custom.tools.chat_form import resolve_parser
+from custom.tools.families import FamilyParser
 from data.turn_tokens import TurnTokens
 from features.programs.exchange import Answer, AskedCompletion, Json
 from features.programs.protocols.chat_completions import read_message
@@ -84,13 +85,15 @@ class RunRenderer:
     def __init__(self, tokenizer: Any, config: RunRendererConfig) -> None:
         self.config = config
         self.eos_token_ids = config.eos_token_ids or (tokenizer.eos_token_id,)
-        self.turns = TurnTokens(
+        turns = TurnTokens(
             tokenizer,
             template_kwargs=dict(config.template_kwargs),
             eos_token_ids=self.eos_token_ids,
         )
+        parser = resolve_parser(config.parser, turns)
+        self.turns = turns.read_by(parser) if isinstance(parser, FamilyParser) else turns
         # Its own messages keep the thinking or not as verifiers likes; rows go on by their ids.
-        self.recall = Recall(get_parser(config.parser), adds_thinking=True)
+        self.recall = Recall(parser, adds_thinking=True)
         self.prompts: dict[bytes, Prompt] = {}
         self.shown: dict[bytes, Json] = {}
         self.numbers = itertools.count(1)
@@ -104,7 +107,7 @@ class RunRenderer:
     ) -> RenderedTokens:
         """Renders a whole conversation, up to the generation prompt."""
         sent = [read_message(dict(message)) for message in messages]
-        as_sampled, digest = self.recall.recalled(sent)
+        as_sampled, digest = self.recall.recalled(sent, tools=tools)
         token_ids = self.turns.prompt(as_sampled, tools)
         self._remember(token_ids, Prompt(as_sampled, tools, sent, digest))
         return rendered(token_ids, messages, new=len(token_ids))

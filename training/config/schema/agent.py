@@ -14,6 +14,7 @@ from training.config.section import (
     NonNegativeFloat,
     NonNegativeInt,
     ObjectName,
+    ParserName,
     PositiveFloat,
     PositiveInt,
     Section,
@@ -106,8 +107,10 @@ class AgentConfig(Section):
     max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
     #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
     tools: tuple[ToolName, ...] = ()
-    #: how tool calls are written in the model's text
-    parser: Literal["json", "react", "function"] = "function"
+    #: how tool calls are written: function, json, react, a family's form (hermes, qwen3_xml, glm,
+    #: harmony, deepseek, kimi, minimax, mistral, gemma, llama3_json, llama_function, pythonic,
+    #: json_fence), auto (the chat template's), or vllm:NAME, a parser of vLLM's
+    parser: ParserName = "function"
     #: seconds for one call of the environment; null = no deadline
     step_timeout_s: PositiveFloat | None = 120.0
     #: seconds for one call by the wall's clock, where a busy machine stretches step_timeout_s or
