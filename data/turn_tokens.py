@@ -37,6 +37,7 @@ from data.chat_templates import (
     encode_rendered,
     mark_specials,
     render_chat,
+    require_template,
     special_texts,
 )
 from data.chat_templates import Processor as Processor
@@ -118,6 +119,7 @@ class TurnTokens:
     def __init__(
         self, tokenizer: Tokenizer, *, template_kwargs: dict[str, Any], eos_token_ids: Sequence[int]
     ) -> None:
+        require_template(tokenizer, template_kwargs)
         self.tokenizer = tokenizer
         self.name = tokenizer.name_or_path
         self.template_kwargs = dict(template_kwargs)
