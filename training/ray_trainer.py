@@ -85,6 +85,7 @@ from training.run.step_source import (
     OnDemandSource,
     PendingStep,
     StepSource,
+    first_cause_told,
     warn_if_nothing_to_train,
 )
 from training.run.step_timer import StepTimer
@@ -274,7 +275,7 @@ class PPOTrainer:
             self.init_workers()
         if self.global_steps == 0:
             self.load_checkpoint()
-        with self.signals, self._watched():
+        with self.signals, self._watched(), first_cause_told(self.step_source.in_flight):
             metrics: Metrics = {}
             if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
                 metrics = self._validate()
