@@ -301,7 +301,7 @@ class _TriedActor(DataParallelPPOActor):
         if config.critic.share_backbone:
             self.outputs.append(0.5 * self.sampled * mask)
 
-    def micro_forward(self, *_: Any) -> list[Tensor]:
+    def micro_forward(self, micro: DataProto, inputs: Any, *arguments: Any) -> list[Tensor]:
         """Returns made-up log-probs, entropies and, where the policy has them, values: (B, R)."""
         return self.outputs
 
