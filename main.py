@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # So much of an error's text stands in the line that a user reads.
 MAX_ERROR_CHARS = 300
+# Functions of the trainer's in which a step is made, or generated ahead.
+STEP_FUNCTIONS = ("train_step", "_generate_batch")
 # An option of this file alone; the others are the loader's and the modes'.
 DEBUG = "--debug"
 
@@ -139,22 +141,21 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
         save_error = train(config, signals)
     except ConfigError as error:
         # Found by trying: environments that do not start.
-        print(error, file=sys.stderr)
+        print(cause_of(error), file=sys.stderr)
         return 2
     except RunStopped as stop:
         print(stop, file=sys.stderr)
         return stop.exit_code
     except (CannotResume, EnvironmentsFail) as error:
-        print(error, file=sys.stderr)
+        print(cause_of(error), file=sys.stderr)
         return MEND
     except BadRewardFunction as error:
         if debug:
             raise
-        # A rank's error, as Ray hands it on, has its traceback for a text. It may be a server's
-        # that did not answer, so that the run may be started again.
-        notes = getattr(error, "__notes__", ())
-        print(getattr(error, "cause", None) or error, *notes, sep="; ", file=sys.stderr)
-        return 1
+        # It may be a server's that did not answer, so that the run may be started again.
+        cause = cause_of(error)
+        print(cause, *getattr(error, "__notes__", ()), sep="; ", file=sys.stderr)
+        return OUT_OF_MEMORY if ran_out_of_memory(str(cause)) else 1
     except Exception as error:
         exit_code = report_error(error, config, kills, debug=debug)
         if exit_code is None:
@@ -164,6 +165,11 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
         print(save_error, file=sys.stderr)
         return 1
     return 0
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Returns a rank's own error: as Ray hands it on, it has its traceback for a text."""
+    return getattr(error, "cause", None) or error
 
 
 def report_error(
@@ -193,7 +199,10 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     stalls = Path(config.trainer.run_dir).absolute() / "stalls"
     # Building runs code of users', too: their environments' trial, their reward function.
     with ends_leftovers(), watching(config.trainer.stall_timeout_s, stalls, name):
-        trainer = build_trainer(config)
+        try:
+            trainer = build_trainer(config)
+        except SystemExit as error:
+            raise RuntimeError("code of yours called sys.exit()") from error
         trainer.signals = signals
         signals.postpone = lambda: trainer.in_step
         warn_of_busy_cores()
@@ -244,8 +253,7 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
     Returns None for what only a traceback explains: all that comes of a step, where users' own
     code runs.
     """
-    # A rank's error, as Ray hands it on, has its traceback for a text.
-    cause = getattr(error, "cause", None) or error
+    cause = cause_of(error)
     kind = "MemoryError" if isinstance(cause, MemoryError) else type(cause).__name__
     message = " ".join(f"{kind}: {cause}".split())
     text = "; ".join([*getattr(error, "__notes__", ()), message])
@@ -259,7 +267,7 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
             "to true"
         )
     frames = traceback.extract_tb(error.__traceback__)
-    in_step = any(frame.name == "train_step" for frame in frames)
+    in_step = any(frame.name in STEP_FUNCTIONS for frame in frames)
     if in_step or not isinstance(error, ValueError | OSError | ImportError):
         return None
     return text

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from jinja2 import TemplateError, TemplateSyntaxError
 from tokenizers import Regex, pre_tokenizers
 
 from data.turn_markers import turn_markers
@@ -61,6 +62,26 @@ def render_chat(tokenizer: Tokenizer, prompt: Prompt, **template_kwargs: Any) ->
         template_kwargs["chat_template"] = CHATML_TEMPLATE
     variables = {"add_generation_prompt": True, **template_kwargs}
     return tokenizer.apply_chat_template(as_messages(prompt), tokenize=False, **variables)
+
+
+def require_template(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> None:
+    """Requires a chat template that Jinja can read; what it refuses is told when it does.
+
+    Raises:
+        ValueError: it has a syntax error; names where it stands.
+    """
+    try:
+        render_chat(tokenizer, "Hello", **template_kwargs)
+    except TemplateSyntaxError as error:
+        place = "its chat_template.jinja, or chat_template in its tokenizer_config.json"
+        if "chat_template" in template_kwargs:
+            place = "data.apply_chat_template_kwargs.chat_template"
+        raise ValueError(
+            f"the chat template of {tokenizer.name_or_path!r} has a syntax error in line "
+            f"{error.lineno}: {error.message}; mend {place}"
+        ) from error
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
+        return
 
 
 def encode_chat(tokenizer: Tokenizer, prompt: Prompt, **template_kwargs: Any) -> list[int]:

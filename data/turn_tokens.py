@@ -37,6 +37,7 @@ from data.chat_templates import (
     encode_rendered,
     mark_specials,
     render_chat,
+    require_template,
     special_texts,
 )
 from data.chat_templates import Processor as Processor
@@ -141,6 +142,7 @@ class TurnTokens:
         eos_token_ids: Sequence[int],
         reader: TurnReader | None = None,
     ) -> None:
+        require_template(tokenizer, template_kwargs)
         self.tokenizer = tokenizer
         self.reader = reader
         self.name = tokenizer.name_or_path

@@ -7,6 +7,7 @@ from typing import Any
 
 from scripts.replay_episodes import Recorded, timed_out, without_timed_out_call
 from scripts.replay_player import Player
+from workers.rollout.episode import LEFT
 
 # So many episodes have their environments open at once.
 TOGETHER = 16
@@ -164,6 +165,9 @@ def answered(turn: Recorded) -> str:
 def ending_difference(recorded: Recorded, played: Recorded) -> list[str]:
     """Names the difference of two endings; none where they are the same."""
     if recorded["ending"] == played["ending"]:
+        return []
+    # Nor had the person who left.
+    if recorded["ending"] == LEFT and played["ending"] == "engine_error":
         return []
     # The replay's engine had no further turn to answer with.
     if played["ending"] == "engine_error":

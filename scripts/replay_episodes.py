@@ -16,7 +16,7 @@ from features.records.episode_files import ARRAYS, NEEDED, PER_TOKEN, Recorded, 
 from features.records.episode_files import NAMES as NAMES
 from features.records.episode_files import read_episodes as read_arrays
 from workers.environments.reply import StepReply
-from workers.rollout.episode import Row, Span, Turn
+from workers.rollout.episode import LEFT, Row, Span, Turn
 
 
 def read_episodes(path: Path, first: int | None = None) -> list[Recorded]:
@@ -79,9 +79,10 @@ def timed_out(episode: Recorded) -> bool:
 
 
 def without_timed_out_call(episode: Recorded) -> Recorded:
-    """Cuts the episode at a call that timed out, where the replay's engine aborts."""
+    """Cuts the episode at a call that timed out, or that a person left, where the replay aborts."""
     turns = episode["turns"]
-    if not timed_out(episode) or not turns or turns[-1]["done"] is not None:
+    was_cut = timed_out(episode) or episode["ending"] == LEFT
+    if not was_cut or not turns or turns[-1]["done"] is not None:
         return episode
     episode = deepcopy(episode)
     last_turn = len(turns) - 1

@@ -24,3 +24,5 @@ else
 fi
 # With bytecode, which Python itself may not write everywhere, a start takes half as long.
 "$venv/bin/uv" pip install --python "$venv/bin/python" --compile-bytecode "${files[@]}"
+# `python -m features...` then works from any folder.
+"$venv/bin/python" "$(dirname "$0")/name_project.py"

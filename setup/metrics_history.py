@@ -4,9 +4,12 @@ Invariant: an entry's numbers are means over the epoch's steps; docs/python.md h
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from training.run.metrics_file import METRICS_FILE, read_records
 
 # The trainer's metrics that an entry shows under names of its own.
 HISTORY = {
@@ -30,6 +33,22 @@ def epoch_entry(epoch: int, steps: Sequence[Mapping[str, float]]) -> dict[str, A
         entry[name] = means.get(metric)
     entry["all"] = means
     return entry
+
+
+def recorded_steps(run_dir: Path, last: int) -> list[dict[str, float]]:
+    """Reads the metrics of a run's steps from 1 to `last`, in order; none where one is missing."""
+    file = run_dir / METRICS_FILE
+    if not last or not file.is_file():
+        return []
+    by_step: dict[int, dict[str, float]] = {}
+    for record in read_records(file):
+        # The entry of a validation before the first step has no step's metrics.
+        if "training/global_step" in record:
+            metrics = {name: float(value) for name, value in record.items() if name != "step"}
+            by_step[int(record["step"])] = metrics
+    if any(step not in by_step for step in range(1, last + 1)):
+        return []
+    return [by_step[step] for step in range(1, last + 1)]
 
 
 def mean_over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -5,6 +5,7 @@ iteration is one of its steps. docs/python.md has the keys of `metrics_history`.
 """
 
 import inspect
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tqdm.auto import tqdm
 
@@ -19,7 +21,7 @@ from custom.agent import AgentSpec
 from custom.reward_manager import EnvironmentRewardWrapper
 from custom.tools import MultiTurnManager
 from setup.config_store import ConfigStore
-from setup.metrics_history import HISTORY, epoch_entry
+from setup.metrics_history import HISTORY, epoch_entry, recorded_steps
 from setup.multi_turn import MultiTurnInferenceEngine, with_tools
 from setup.rollout_data import RolloutData
 from training.agent_trainer import AgentTrainer
@@ -28,6 +30,10 @@ from training.config.loader import ConfigError
 from training.ray_trainer import RayPPOTrainer as CoreTrainer
 
 __all__ = ["CustomRayPPOTrainer", "RayPPOTrainer", "create_trainer"]
+
+logger = logging.getLogger(__name__)
+# Trainers of this process that hold a run's folder, which a cell that is run again leaves behind.
+_HOLDERS: WeakValueDictionary[Path, "RayPPOTrainer"] = WeakValueDictionary()
 
 
 class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
@@ -49,7 +55,8 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
             what is trained.
 
     Attributes:
-        metrics_history: an entry an epoch, see `setup.metrics_history`.
+        metrics_history: an entry an epoch, see `setup.metrics_history`; also of epochs that the run
+            made before it was gone on with.
         core: the trainer that does the work; None until it is needed, and after `cleanup`.
 
     Raises:
@@ -106,6 +113,8 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
             self._steps_per_epoch = num_iters_per_epoch or self._steps_per_epoch
             further_steps = self.config.training.num_epochs * self._steps_per_epoch
             core.total_training_steps = core.global_steps + further_steps
+        if core.global_steps >= core.total_training_steps:
+            self._say_nothing_to_train(core)
         with tqdm(total=core.total_training_steps, unit="step", dynamic_ncols=True) as progress:
             self._progress = progress
             core.fit()
@@ -213,8 +222,43 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
             reward_fn=None if acts else self._batch_reward_fn(),
         )
         self.core.on_step = self._on_step  # type: ignore[method-assign]
+        self._take_folder(self.core.run_dir)
         self.core.init_workers()
         self.core.load_checkpoint()
+        self._read_history(self.core)
+
+    def _take_folder(self, run_dir: Path) -> None:
+        """Ends an earlier trainer of this process in the same folder: a cell was run again."""
+        earlier = _HOLDERS.get(run_dir)
+        if earlier is not None and earlier is not self and earlier.core is not None:
+            logger.warning("an earlier trainer of this process held %s: it was cleaned up", run_dir)
+            earlier.cleanup()
+        _HOLDERS[run_dir] = self
+
+    def _read_history(self, core: CoreTrainer) -> None:
+        """Fills in the epochs that a run has made already, where its folder has their metrics."""
+        steps = recorded_steps(core.run_dir, core.global_steps)
+        if len(steps) < core.global_steps:
+            return
+        size = self._steps_per_epoch
+        whole = len(steps) // size
+        self.metrics_history = []
+        for number in range(whole):
+            of_epoch = steps[number * size : (number + 1) * size]
+            self.metrics_history.append(epoch_entry(number + 1, of_epoch))
+        self._steps = steps[whole * size :]
+
+    def _say_nothing_to_train(self, core: CoreTrainer) -> None:
+        """Warns that the run has come to its end before, and how it goes on or begins anew."""
+        epochs = math.ceil(core.global_steps / self._steps_per_epoch)
+        logger.warning(
+            "the run in %s has made its %d epochs already: fit(num_epochs=%d) goes on; "
+            "config.overrides['trainer.resume_mode'] = 'disable', or another "
+            "config.checkpoint.output_dir, begins anew",
+            core.run_dir,
+            epochs,
+            epochs + self.config.training.num_epochs,
+        )
 
     def _rows(self) -> Any:
         """Returns the dataset as the trainer takes it; in a list every row becomes a mapping.

@@ -106,6 +106,30 @@ def compute_advantage(
     return data
 
 
+def _two_tensors(result: Any, adv_estimator: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Returns an estimator's two results; raises ValueError for anything else."""
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    if is_pair and all(isinstance(tensor, Tensor) and tensor.shape == shape for tensor in result):
+        advantages, returns = result
+        return advantages, returns
+    if isinstance(result, tuple | list):
+        kinds = ", ".join(_kind_of(value) for value in result)
+        got = f"{len(result)} values ({kinds})"
+    else:
+        got = _kind_of(result)
+    raise ValueError(
+        f"estimator '{adv_estimator}' returned {got}; allowed: advantages and returns, two tensors "
+        f"of shape (batch, response_len) = {shape}"
+    )
+
+
+def _kind_of(value: Any) -> str:
+    """Describes what was returned in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 def _checked(result: Tensor, name: str, adv_estimator: str, shape: tuple[int, ...]) -> Tensor:
     """Returns an estimator's result; raises ValueError for a wrong shape or what is not finite."""
     is_finite = all(result[rows].isfinite().all() for rows in row_blocks(result))
@@ -191,7 +215,9 @@ def _estimate(
         "role": columns.get("agent_role", role),
         "anchors": columns.get("anchors", [[str(uid)] for uid in columns["uid"]]),
     }
-    advantages, returns = algos.call_adv_estimator(adv_estimator, **available)
+    result = algos.call_adv_estimator(adv_estimator, **available)
+    shape = tuple(fields["response_mask"].shape)
+    advantages, returns = _two_tensors(result, adv_estimator, shape)
     rows_of_advantages = episodes.split(advantages)
     if returns is advantages:
         return rows_of_advantages, rows_of_advantages

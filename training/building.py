@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from custom.envs.dataset_row import DatasetRowEnvironment
 from custom.model_usage import USAGE
 from custom.tools import load_tools
+from data.chat_templates import require_template
 from data.loading import load_extern_object
 from data.prompt_files import read_rows
 from data.rl_dataset import create_dataset, keep_fitting, measures_prompts
@@ -20,6 +21,7 @@ from data.shared_rows import warn_of_shared_rows
 from data.turn_tokens import TurnTokens
 from data.watchdog import beat
 from training.agent_trainer import AgentTrainer
+from training.algorithm_trial import try_algorithm
 from training.config import DataConfig, ModelConfig, PPOConfig
 from training.config.loader import ConfigError, read_config
 from training.config.resources.user_code import load_custom_algorithm
@@ -46,7 +48,8 @@ def build_trainer(
 ) -> RayPPOTrainer:
     """Builds the trainer of this config, with datasets, reward functions and workers' classes.
 
-    No model is loaded yet. The reward function of prompts is tried (`try_reward`).
+    No model is loaded yet. Estimator and policy loss are tried (`try_algorithm`), and the reward
+    function of prompts (`try_reward`).
 
     Args:
         config: typed, or an OmegaConf or a mapping (see `read_config`).
@@ -67,8 +70,10 @@ def build_trainer(
         service.try_out(config)
     if config.custom_algorithm:
         load_custom_algorithm(config.custom_algorithm)
+    try_algorithm(config)
     if tokenizer is None:
         tokenizer = _load_tokenizer(config.actor_rollout_ref.model)
+    _require_template(tokenizer, config.data)
     acts = bool(config.environments) or brings_agents
     data = config.data
     arguments |= _read_datasets(config, tokenizer, set(arguments), acts, brings_agents)
@@ -145,6 +150,14 @@ def _load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
                 f"({reason}): save the model's tokenizer into that folder"
             ]
         ) from error
+
+
+def _require_template(tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
+    """Raises ConfigError where the chat template is no Jinja."""
+    try:
+        require_template(tokenizer, data.apply_chat_template_kwargs)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
 
 
 def _read_rows_with_tools(

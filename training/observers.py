@@ -245,7 +245,8 @@ class Observers:
             self._tell(lambda observer: observer.run_started(step, in_flight))
             yield
         except BaseException as error:
-            self._tell_end(error)
+            with _cause_kept():
+                self._tell_end(error)
             raise
         self._tell_end(None)
 
@@ -271,8 +272,11 @@ class Observers:
         self._tell(lambda observer: observer.generation_begins(step, validate))
         try:
             yield
-        finally:
-            self._tell(lambda observer: observer.generation_ends(step, validate))
+        except BaseException:
+            with _cause_kept():
+                self._tell(lambda observer: observer.generation_ends(step, validate))
+            raise
+        self._tell(lambda observer: observer.generation_ends(step, validate))
 
     def played(self, batch: DataProto) -> None:
         """Tells of a batch as it was played."""
@@ -381,6 +385,15 @@ class Observers:
                     exc_info=True,
                 )
             self.off.add(name)
+
+
+@contextmanager
+def _cause_kept() -> Iterator[None]:
+    """Logs what the block raises: what ended the run before it is what is to be told."""
+    try:
+        yield
+    except Exception:
+        logger.exception("an observer failed as the run ended")
 
 
 def _new_metrics(own: Mapping[str, float], there: Mapping[str, float]) -> Metrics:

@@ -85,6 +85,7 @@ from training.run.step_source import (
     OnDemandSource,
     PendingStep,
     StepSource,
+    first_cause_told,
     warn_if_nothing_to_train,
 )
 from training.run.step_timer import StepTimer
@@ -274,7 +275,7 @@ class PPOTrainer:
             self.init_workers()
         if self.global_steps == 0:
             self.load_checkpoint()
-        with self.signals, self._watched():
+        with self.signals, self._watched(), first_cause_told(self.step_source.in_flight):
             metrics: Metrics = {}
             if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
                 metrics = self._validate()
@@ -364,6 +365,7 @@ class PPOTrainer:
             with timer("update_weights"):
                 metrics |= self.sync_weights()
         dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
+        self.row_stream.learn(batch)
         self.on_batch(batch)
         metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
         report = StepReport(
@@ -579,6 +581,7 @@ class PPOTrainer:
             kl_coef=float(self.phases.kl_controller.value),
             observers=self.observers.state_dict(),
             estimator=dict(self.phases.estimator_state),
+            sampler=self.row_stream.order.state_dict(),
         )
 
     def load_driver_state(self, state: DriverState) -> None:
@@ -586,6 +589,7 @@ class PPOTrainer:
         self.global_steps = state.global_steps
         self.position = state.position
         self.row_stream.seek(state.position)
+        self.row_stream.order.load_state_dict(state.sampler)
         self.phases.kl_controller.value = state.kl_coef
         self.phases.estimator_state = dict(state.estimator)
         self.observers.load_state_dict(state.observers)

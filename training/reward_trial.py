@@ -1,5 +1,6 @@
 """Tries a run's reward function before any model is loaded, on a made-up answer.
 
+It is called in the kind of thread in which the run's steps call it.
 Invariant: what is wrong with the function is one sentence with its file and line, in the list of
 problems of the configuration; and nobody's random draws change.
 """
@@ -9,6 +10,7 @@ import logging
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,17 @@ from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.loader import ConfigError
 from training.ray_trainer import RayPPOTrainer
-from training.reward import compute_reward
+from training.reward import compute_reward, run_beside
 
 logger = logging.getLogger(__name__)
 
 # The trial's answer, where the policy's tokenizer can say it.
 ANSWER = "42"
+# What has steps score beside the main thread.
+THREADED = (
+    "reward_model.launch_reward_fn_async, or trainer.async_level with algorithm.filter_groups, has "
+    "it run"
+)
 
 
 def try_reward(trainer: RayPPOTrainer) -> None:
@@ -46,13 +53,32 @@ def try_reward(trainer: RayPPOTrainer) -> None:
     reward_fn = trainer.reward_fn
     answer_ids, answer = made_up_answer(trainer.tokenizer)
     logger.info("the reward function is called on the made-up answer %r", answer)
-    with _generators_left_alone():
+    with generators_left_alone():
         batch = _made_up_batch(trainer, dataset[0], answer_ids, answers=_answers(trainer))
         try:
-            compute_reward(batch, reward_fn)
+            _score_as_the_run_does(trainer.config, batch, reward_fn)
         # Whatever a user's function does.
         except (Exception, SystemExit) as error:
-            raise ConfigError([_sentence(error, reward_fn, answer)]) from error
+            sentence = _sentence(error, reward_fn, answer)
+            if _scores_in_a_thread(trainer.config):
+                sentence += f", in a thread of its own, as {THREADED}"
+            raise ConfigError([sentence]) from error
+
+
+def _scores_in_a_thread(config: PPOConfig) -> bool:
+    """Checks whether a step calls the reward function in another thread than the main one."""
+    beside = config.reward_model.launch_reward_fn_async and not config.reward_model.enable
+    ahead = config.trainer.async_level > 0 and config.algorithm.filter_groups.enable
+    return beside or ahead
+
+
+def _score_as_the_run_does(config: PPOConfig, batch: DataProto, reward_fn: Any) -> None:
+    """Scores in the kind of thread in which a step does: signals come to the main one alone."""
+    score = partial(compute_reward, batch.select(), reward_fn)
+    if _scores_in_a_thread(config):
+        run_beside(score).result()
+    else:
+        score()
 
 
 def made_up_answer(tokenizer: Any) -> tuple[list[int], str]:
@@ -130,7 +156,7 @@ def _prompt_of_row(
 
 
 @contextmanager
-def _generators_left_alone() -> Iterator[None]:
+def generators_left_alone() -> Iterator[None]:
     """Puts back the states of Python's, numpy's and torch's global generators."""
     python_state = random.getstate()
     numpy_state = np.random.get_state()

@@ -287,9 +287,15 @@ def token_share(mask: Tensor, counts: GlobalBatchInfo) -> Tensor:
 def policy_loss_config(
     config: ActorConfig, correction: RolloutCorrectionConfig, counts: GlobalBatchInfo
 ) -> RunLossConfig:
-    """Makes a policy loss's `config`: the actor's settings, the correction's, and the counts."""
+    """Makes a policy loss's `config`: the actor's settings, the correction's, and the counts.
+
+    As in verl's both bounds of the clip range are numbers: clip_ratio where they are not set.
+    """
     settings = {setting.name: config[setting.name] for setting in fields_of(ActorConfig)}
     settings["loss_agg_mode"] = config.aggregation
+    for bound in ("clip_ratio_low", "clip_ratio_high"):
+        if settings[bound] is None:
+            settings[bound] = config.clip_ratio
     return RunLossConfig(**settings, rollout_correction=correction, global_batch_info=counts)
 
 

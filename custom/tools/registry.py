@@ -7,6 +7,7 @@ the episode.
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -40,6 +41,8 @@ from data.warn_once import warn_once
 # Calls of one tool that have run into its deadline and still run; while there are so many it is not
 # called again.
 MAX_HANGING = 4
+# What a model can write in a call, and chat APIs take: letters, digits and these signs.
+TOOL_NAME = re.compile(r"[\w.:/-]+")
 # Characters of an invented tool's name that the model is shown.
 MAX_NAME_CHARS = 100
 
@@ -59,7 +62,7 @@ class ToolRegistry:
 
         Raises:
             ValueError: it has no valid definition, its code takes other arguments than its schema
-                has, or its name is taken.
+                has, or its name is taken, or none that a call can have.
         """
         definition = getattr(tool, "definition", None)
         if (
@@ -70,6 +73,13 @@ class ToolRegistry:
             where = located(getattr(tool, "execute", None), repr(tool))
             raise ValueError(
                 f"{where} is no tool; give an instance of a Tool that has a definition"
+            )
+        if not TOOL_NAME.fullmatch(definition.name):
+            possible = re.sub(r"[^\w.:/-]+", "_", definition.name.strip()) or "my_tool"
+            where = located(tool.execute, type(tool).__name__)
+            raise ValueError(
+                f"{where}: a tool cannot be named {definition.name!r}: a name has letters, digits "
+                f"and _ - . : / alone, as models and chat APIs write it; {possible!r} can be"
             )
         if self.tools.get(definition.name, tool) is not tool:
             raise ValueError(

@@ -49,7 +49,7 @@ from workers.environments.names import CannotBuild, environment_name
 from workers.model.builder import ModelSpec, find_device
 from workers.ranks import worker_process
 from workers.rollout.base_rollout import BaseRollout
-from workers.rollout.episode import Episode, Row, TurnLimits
+from workers.rollout.episode import LEFT, Episode, Row, TurnLimits
 from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout_building import build_rollout
 from workers.turn_reading import turn_tokens
@@ -77,8 +77,6 @@ PERSONS_ENVIRONMENT = (
     "~custom_reward_function.path",
 )
 ENGINE = "actor_rollout_ref.rollout.name"
-# How an episode ends that a person left.
-LEFT = "engine_error"
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,8 @@ def play(chat: Chat, model: ModelSpec, engine: BaseRollout) -> int:
         signals.close()
         if person is not None:
             episode.task = person.task
-        if chat.role == "policy" and episode.ending == LEFT:
+        # What `PersonEngine` gave up.
+        if chat.role == "policy" and episode.ending == "engine_error":
             _leave(episode)
         return _record(chat, rollout, described, episode)
 
@@ -306,10 +305,10 @@ def _greet(chat: Chat, limits: TurnLimits) -> None:
 
 
 def _leave(episode: Episode) -> None:
-    """Ends an episode that the person left, and says that nothing failed."""
+    """Ends an episode that the person left; nothing failed."""
     episode.ending = LEFT
-    episode.error = "the person left"
-    episode.first_error = episode.error
+    episode.error = ""
+    episode.first_error = ""
     if not episode.rows:
         episode.rows.append(Row(prompt_ids=[]))
 
@@ -319,6 +318,8 @@ def _record(chat: Chat, rollout: AgentRollout, described: DataProto, episode: Ep
     terminal = chat.terminal
     turns = len(episode.turns)
     ending = f"{episode.ending}, {episode.error}" if episode.error else episode.ending
+    if episode.ending == LEFT:
+        ending = "the person left"
     if not turns:
         terminal.show(f"no turn was played ({ending}): nothing is recorded")
         return 0

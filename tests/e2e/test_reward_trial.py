@@ -20,7 +20,7 @@ from training.config.loader import ConfigError
 from training.run.signals import EndingSignals
 from workers import fsdp_workers
 
-SOURCE = """import random
+SOURCE = """import random, signal
 
 def raises(data_source, solution_str, ground_truth, extra_info):
     return 1.0 / len(extra_info["absent"])
@@ -38,8 +38,24 @@ def short(data_sources, solution_strs, ground_truths, extra_infos):
 def swapped(prompt, answer):
     return 0.0
 
+def alarms(data_source, solution_str, ground_truth, extra_info):
+    signal.signal(signal.SIGALRM, lambda number, frame: None)
+    return 0.0
+
 def draws(data_source, solution_str, ground_truth, extra_info):
     return random.random()
+"""
+
+
+ALGORITHM = """from training.core_algos import agg_loss, register_adv_est, register_policy_loss
+
+@register_adv_est("nothing")
+def nothing(token_level_rewards, response_mask):
+    pass
+
+@register_policy_loss("detached")
+def detached(log_prob, advantages, response_mask, loss_agg_mode):
+    return agg_loss(-advantages * log_prob.detach(), response_mask, loss_agg_mode), {}
 """
 
 
@@ -101,6 +117,40 @@ def test_a_wrong_reward_function_is_told_before_a_model_is_loaded(
     if answer and " on row 0" in said:
         assert f"response: '{answer[1]}'" in said
     assert "Traceback" not in said and said.startswith("1 problem")
+
+
+def test_a_function_is_tried_in_the_kind_of_thread_that_the_run_calls_it_in(
+    tiny_task: Path, tmp_path: Path, file: Path
+) -> None:
+    """Signals come to the main thread alone, as timeouts by `signal.alarm` find out."""
+    words = (f"custom_reward_function.path={file}", "custom_reward_function.name=alarms")
+    build_trainer(tiny_config(tiny_task, tmp_path / "run", *words))
+    beside = (*words, "reward_model.launch_reward_fn_async=true")
+    with pytest.raises(
+        ConfigError, match=r"alarms \(\S+mine.py:19\) .*signal only works in main.*"
+    ):
+        build_trainer(tiny_config(tiny_task, tmp_path / "run", *beside))
+
+
+def test_a_wrong_estimator_and_a_wrong_loss_are_told_before_a_model_is_loaded(
+    tiny_task: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    registries_as_they_were: None,
+) -> None:
+    (tmp_path / "algorithm.py").write_text(ALGORITHM)
+    argv = tiny_argv(
+        tiny_task,
+        tmp_path / "run",
+        f"custom_algorithm={tmp_path}/algorithm.py",
+        "algorithm.adv_estimator=nothing",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=detached",
+    )
+    assert main.run(argv, EndingSignals()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("2 problem") and "Traceback" not in said
+    assert re.search(r"nothing \(\S+algorithm.py:3\): estimator 'nothing' returned None", said)
+    assert re.search(r"detached \(\S+algorithm.py:7\): .*without a gradient by log_prob", said)
 
 
 def test_the_trial_leaves_the_global_generators_alone(

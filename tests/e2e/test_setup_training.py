@@ -165,6 +165,21 @@ def test_a_loaded_config_still_follows_its_fields_and_a_loop_goes_on_from_the_ru
         assert trainer.train_step(trainer.rollout())["training/global_step"] == 4
 
 
+def test_a_cell_that_is_run_again_goes_on_or_says_why_not_and_has_the_whole_history(
+    config: ConfigStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = RayPPOTrainer(config, TextGameEnv())
+    history = trainer.fit(num_epochs=2)
+    again = RayPPOTrainer(config, TextGameEnv())
+    assert again.fit(num_epochs=2) == history
+    assert trainer.core is None
+    assert "an earlier trainer of this process held" in caplog.text
+    assert "has made its 2 epochs already: fit(num_epochs=4) goes on" in caplog.text
+    with RayPPOTrainer(config, TextGameEnv()) as more:
+        longer = more.fit(num_epochs=3)
+    assert longer[:2] == history and [entry["epoch"] for entry in longer] == [1, 2, 3]
+
+
 def test_a_dataset_is_rows_and_no_name_of_a_file(config: ConfigStore) -> None:
     with (
         RayPPOTrainer(config, None, len, "data.json") as trainer,

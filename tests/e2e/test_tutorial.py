@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import main
+from features.export import export
 from features.run_page import report
+from features.viewer import command as viewer
 from scripts import replay
 from tests.conftest import PROJECT
 from training.run.signals import EndingSignals
@@ -69,6 +71,10 @@ def carry_out(command: str, folder: Path) -> None:
         assert replay.main(words[2:]) == 0, command
     elif words[1:3] == ["-m", "features.run_page.report"]:
         assert "reward" in report.write_report(Path(words[3]))
+    elif words[1:3] == ["-m", "features.viewer.command"]:
+        assert viewer.main(words[3:]) == 0, command
+    elif words[1:3] == ["-m", "features.export.export"]:
+        assert export.main(words[3:]) == 0, command
     elif (folder / words[1]).is_file():
         runpy.run_path(words[1], run_name="__main__")
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from training.config.resources.user_code import check_optimizers
 from workers.model import state as model_state
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.muon import MuonAndAdamW, matrices_and_others
-from workers.model.optimizer import build_optimizer, try_optimizer
+from workers.model.optimizer import build_optimizer, build_scheduler, try_optimizer
 
 OWN = """
 import torch
@@ -244,3 +245,80 @@ def test_a_part_without_a_gradient_so_far_begins_as_if_nothing_had_been_saved(
     for played in (saved, resumed):
         for key, tensor in played[0].state_dict().items():
             assert torch.equal(tensor, expected[key]), key
+
+
+# Each setting of the section by its number
+
+
+def weight_after(optim: OptimConfig, *gradients: float) -> float:
+    """Returns what becomes of the weight 1 in steps with these gradients."""
+    layer = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    optimizer = build_optimizer(layer, optim)
+    for gradient in gradients:
+        layer.weight.grad = torch.full((1, 1), gradient)
+        optimizer.step()
+    return layer.weight.item()
+
+
+def test_lr_and_weight_decay_by_hand() -> None:
+    """A decay by lr x weight_decay, then lr against the gradient's sign."""
+    optim = OptimConfig(lr=0.1, weight_decay=0.5)
+    assert weight_after(optim, 3.0) == pytest.approx(1 * (1 - 0.05) - 0.1, rel=1e-6)
+    assert weight_after(optim, 0.0) == pytest.approx(1 - 0.05, rel=1e-6)
+
+
+def test_betas_by_hand() -> None:
+    """A second step without a gradient goes on by both moments, corrected for their start at 0."""
+    first, second = 0.8, 0.6
+    optim = OptimConfig(lr=0.1, weight_decay=0.0, betas=(first, second))
+    mean = first * (1 - first) / (1 - first**2)
+    square = second * (1 - second) / (1 - second**2)
+    expected = 1 - 0.1 - 0.1 * mean / square**0.5
+    assert weight_after(optim, 1.0, 0.0) == pytest.approx(expected, rel=1e-5)
+
+
+def rates(total: int, **settings: Any) -> list[float]:
+    """Returns the rate of each training step, of lr=1, and of one beyond the last."""
+    optim = OptimConfig(lr=1.0, **settings)
+    optimizer = build_optimizer(nn.Linear(1, 1), optim)
+    scheduler = build_scheduler(optimizer, optim, total)
+    seen = []
+    for _ in range(total + 1):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "warmup", [{"lr_warmup_steps": 4}, {"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.5}]
+)
+def test_lr_warmup_steps_or_their_ratio_begin_at_zero(warmup: dict[str, Any]) -> None:
+    assert rates(8, **warmup) == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
+
+
+def test_without_a_warm_up_the_first_step_has_the_whole_rate() -> None:
+    assert rates(3) == [1, 1, 1, 1]
+    # A number of steps wins over the ratio.
+    assert rates(3, lr_warmup_steps=0, lr_warmup_steps_ratio=1.0) == [1, 1, 1, 1]
+
+
+def test_cosine_ends_at_min_lr_ratio() -> None:
+    # The cosine's quarters between 1 and 0.2: 0.6 + 0.4 cos(pi t).
+    expected = [0.6 + 0.4 * math.cos(math.pi * step / 4) for step in range(5)]
+    assert rates(4, scheduler="cosine", min_lr_ratio=0.2) == pytest.approx(expected)
+    warmed = rates(6, scheduler="cosine", min_lr_ratio=0.2, lr_warmup_steps=2)
+    assert warmed[2:] == pytest.approx(expected)
+
+
+def test_num_cycles_are_waves_over_the_run() -> None:
+    whole = rates(4, scheduler="cosine", num_cycles=1.0)
+    assert whole == pytest.approx([1, 0.5, 0, 0.5, 1], abs=1e-7)
+
+
+def test_wsd_holds_for_nine_tenths_and_then_decays_to_min_lr_ratio() -> None:
+    held = rates(20, scheduler="wsd", min_lr_ratio=0.2)
+    assert held[:19] == pytest.approx([1] * 19)
+    assert held[19:] == pytest.approx([0.6, 0.2])

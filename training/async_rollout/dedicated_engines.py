@@ -10,8 +10,11 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto
@@ -42,16 +45,30 @@ class DedicatedEngines:
         self._batch_numbers = itertools.count()
         # By batch number: the pieces that have ended, by the rank that played them.
         self._ended: dict[int, dict[int, DataProto]] = defaultdict(dict)
-        self._channel_thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        self._channel_threads = ThreadPoolExecutor(2, thread_name_prefix="weights")
         self._join_channel()
 
     def _join_channel(self) -> None:
         """Lets the policy's first rank and all engines meet; each side's call awaits the other."""
         address = self.policy.open_weight_channel()
         size = self.engines.world_size + 1
-        joined = self._channel_thread.submit(self.engines.join_weight_channel, address, size)
-        self.manifest = self.policy.join_weight_channel(address, size)
-        joined.result()
+        _, self.manifest = self._at_once(
+            partial(self.engines.join_weight_channel, address, size),
+            partial(self.policy.join_weight_channel, address, size),
+        )
+
+    def _at_once(
+        self, of_engines: Callable[[], Any], of_policy: Callable[[], Any]
+    ) -> tuple[Any, Any]:
+        """Makes two calls that await each other; returns both answers.
+
+        Raises what the first that fails raises: the other then fails, or waits, for want of it.
+        """
+        calls = [self._channel_threads.submit(call) for call in (of_engines, of_policy)]
+        for call in as_completed(calls):
+            call.result()
+        answer_of_engines, answer_of_policy = (call.result() for call in calls)
+        return answer_of_engines, answer_of_policy
 
     @property
     def world_size(self) -> int:
@@ -93,11 +110,10 @@ class DedicatedEngines:
     def sync_weights(self, version: int) -> Metrics:
         """Sends the policy's weights to the engines; returns probes' metrics."""
         with self._gate, self._lock:
-            received = self._channel_thread.submit(
-                self.engines.receive_weights, self.manifest, version
+            _, seen = self._at_once(
+                partial(self.engines.receive_weights, self.manifest, version),
+                self.policy.send_weights,
             )
-            seen = self.policy.send_weights()
-            received.result()
             return self.engines.probe_weights(seen)
 
     def sleep_rollout(self) -> None:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, cast
 
+import numpy as np
 from torch import Tensor
 
 from training.core_algos.aggregation import (
@@ -228,7 +229,8 @@ def call_policy_loss(
         arguments: those of verl's form, and fields of the batch.
         counts, row_weights: of the update, see `denominators`.
     Raises:
-        ValueError: it does not return (loss, metrics), or needs an argument that is not there.
+        ValueError: it does not return (loss, metrics), a metric is no number, or it needs an
+            argument that is not there.
     """
     function = get_policy_loss_fn(name)
     _require_arguments(function, name, arguments)
@@ -239,6 +241,12 @@ def call_policy_loss(
             f"policy loss '{name}' must return (loss, metrics), metrics being a dict; "
             f"it returned {type(result).__name__}"
         )
+    for metric, value in result[1].items():
+        if not isinstance(value, Tensor | int | float | np.number):
+            raise ValueError(
+                f"policy loss '{name}' returned {value!r:.100} for the metric {metric!r}; allowed: "
+                "a number, or a tensor of one"
+            )
     return result
 
 

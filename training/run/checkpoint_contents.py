@@ -112,6 +112,7 @@ class DriverState:
         kl_coef: the KL controller's coefficient.
         observers: what each observer remembers of the steps before, by its name.
         estimator: what the advantage estimator keeps over the run.
+        sampler: what a user's sampler of the training rows has a checkpoint keep.
         suite: the mix of environments; None in a run on prompts.
     """
 
@@ -121,6 +122,7 @@ class DriverState:
     kl_coef: float = 0.0
     observers: dict[str, Any] = field(default_factory=dict)
     estimator: dict[str, Any] = field(default_factory=dict)
+    sampler: dict[str, Any] = field(default_factory=dict)
     suite: dict[str, Any] | None = None
 
     @property

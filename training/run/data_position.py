@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from data.epoch_order import EpochOrder
+from data.protocol import DataProto
 from training.config import PPOConfig
 
 # Collated rows of a dataset: tensors and object arrays by column.
@@ -69,6 +70,16 @@ class RowStream:
         """Counts the batches of a whole epoch."""
         return len(self.order) // self.rows_per_step
 
+    def learn(self, batch: DataProto) -> None:
+        """Tells the sampler of a user's, and the dataset, of a step's batch with its rewards.
+
+        The sampler's `update(batch)` and the dataset's `on_batch_end(batch)`, where there are such.
+        """
+        self.order.update(batch)
+        on_batch_end = getattr(self.loader.dataset, "on_batch_end", None)
+        if callable(on_batch_end):
+            on_batch_end(batch)
+
     def seek(self, position: DataPosition) -> None:
         """Makes the next rows be those at this position."""
         self.position = position
@@ -122,7 +133,8 @@ def open_row_stream(
         batch_size=rows_per_step,
         sampler=order,
         collate_fn=collator,
-        num_workers=_loader_processes(config),
+        # Processes would draw rows before the sampler knows of the steps that come first.
+        num_workers=0 if order.learns else _loader_processes(config),
         drop_last=True,
     )
     return RowStream(loader, order, rows_per_step=rows_per_step, batch_size=batch_size)

@@ -39,6 +39,19 @@ def is_held(run_dir: Path) -> bool:
     return bool(struct.unpack(FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
+def _make_folder(run_dir: Path) -> None:
+    """Makes the run's folder; raises ConfigError where it cannot be made."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    # ValueError: a name that no file can have.
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        problem = (
+            f"trainer.default_local_dir={run_dir} cannot be made ({reason}): name another folder"
+        )
+        raise ConfigError([problem]) from error
+
+
 @contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
     """Locks the folder for this process.
@@ -46,9 +59,10 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     The system takes the lock from a holder that ends, however it does.
 
     Raises:
-        ConfigError: another process holds it; it names process id and host.
+        ConfigError: another process holds it, of which it names process id and host; or it cannot
+            be made.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    _make_folder(run_dir)
     # Unbuffered: what has no room is not written again when the file is closed.
     with open_in_folder(run_dir / OWNER_FILE, "a+b") as file:
         file.seek(0)

@@ -8,8 +8,9 @@ rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -127,6 +128,36 @@ class OnDemandSource:
 
     def shutdown(self) -> None:
         """Returns at once: there are no threads."""
+
+
+@contextmanager
+def first_cause_told(in_flight: Callable[[], Sequence[Future[GeneratedStep]]]) -> Iterator[None]:
+    """Raises, where the block fails, what had failed before it in a step that is generated ahead.
+
+    What trains then fails for want of what generates, and says nothing of why.
+
+    Args:
+        in_flight: returns the steps that have begun.
+    """
+    earlier: BaseException | None = None
+    try:
+        yield
+    except Exception as error:
+        earlier = _earlier_failure(in_flight())
+        if earlier is None or earlier is error:
+            raise
+        later = f"{type(error).__name__}: {error}".splitlines()[0]
+        earlier.add_note(f"it came first, in a step that was generated ahead; then came {later}")
+    if earlier is not None:
+        raise earlier
+
+
+def _earlier_failure(steps: Sequence[Future[GeneratedStep]]) -> BaseException | None:
+    """Returns what the first of the steps that have failed has failed of; None: none has."""
+    for step in steps:
+        if step.done() and not step.cancelled() and step.exception() is not None:
+            return step.exception()
+    return None
 
 
 def warn_if_nothing_to_train(step: int, total_steps: int) -> None:

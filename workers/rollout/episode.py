@@ -40,6 +40,8 @@ from workers.rollout.speaker import NOBODY, Speaker
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
 ENDINGS = ("done", "max_turns", "overflow", *FAILURES)
+# So ends an episode that a person left (features/chat): nothing failed, and no run has any.
+LEFT = "left"
 
 
 class Span(NamedTuple):

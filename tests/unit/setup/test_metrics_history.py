@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from setup.metrics_history import epoch_entry
+import json
+from pathlib import Path
+
+from setup.metrics_history import epoch_entry, recorded_steps
+
+
+def test_the_steps_of_a_run_are_read_from_its_folder_where_all_are_there(tmp_path: Path) -> None:
+    assert recorded_steps(tmp_path, 2) == []
+    lines = [{"step": 0, "val/score": 1.0}]
+    for step in (1, 2, 3):
+        lines.append({"step": step, "training/global_step": step, "actor/pg_loss": 0.5 * step})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [step["actor/pg_loss"] for step in recorded_steps(tmp_path, 2)] == [0.5, 1.0]
+    assert recorded_steps(tmp_path, 0) == recorded_steps(tmp_path, 4) == []
 
 
 def test_an_entry_has_the_means_of_those_steps_that_have_a_metric() -> None:

@@ -201,7 +201,12 @@ def check_run_folders(config: PPOConfig) -> Iterator[str]:
     key = "trainer.default_local_dir"
     if not trainer.default_local_dir:
         key += "=null, so the run's folder"
-    yield from unwritable_folder(key, trainer.run_dir)
+    if "://" in trainer.run_dir:
+        yield (
+            f"{key}={trainer.run_dir} is a URL: name a folder; of a bucket one where it is mounted"
+        )
+    else:
+        yield from unwritable_folder(key, trainer.run_dir)
     resumed = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
     if resumed is not None and not Path(resumed).is_dir():
         yield f"trainer.resume_from_path={resumed} is not a folder"

@@ -15,7 +15,7 @@ from training.config.section import (
 
 
 class SamplerConfig(Section):
-    """The order of the training rows, by a class of your own; its set_epoch, if any, is called."""
+    """The order of training rows, by a class of your own; set_epoch, update, if any, are called."""
 
     #: Python file; null = shuffled or sequential by data.shuffle
     class_path: InputPath | None = None

@@ -116,7 +116,7 @@ def test_who_leaves_as_the_policy_leaves_a_record_whatever_a_run_would_keep(
     words = ("--as", "policy", "records.keep_gib=0")
     assert person.chat(tiny_game / "model", "5\n", *words) == 0
     episode = person.episode()
-    assert (episode["ending"], episode["error"]) == ("engine_error", "the person left")
+    assert (episode["ending"], episode["error"]) == ("left", "")
     assert "the person left; recorded in" in capsys.readouterr().out
     assert person.replay() == replay.SAME
 

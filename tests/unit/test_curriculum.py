@@ -1,0 +1,135 @@
+"""A sampler of a user's that learns from what happened: it is told, asked late, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from data.epoch_order import EpochOrder
+from data.protocol import DataProto
+from features.verl.sampler import AbstractCurriculumSampler
+from tests.e2e.test_training import tiny_config, train
+from training.run.checkpoint_contents import load_driver_state
+
+SOURCE = """
+from torch.utils.data import Sampler
+
+class Own(Sampler):
+    def __init__(self, data_source, data_config):
+        self.dataset, self.told, self.given = data_source, [], []
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __iter__(self):
+        for row in range(len(self.dataset)):
+            self.given.append((row, len(self.told)))
+            yield row
+
+    def update(self, batch):
+        self.told.append(float(batch.batch["token_level_scores"].sum()))
+
+    def state_dict(self):
+        return {"told": list(self.told)}
+
+    def load_state_dict(self, state):
+        self.told = list(state["told"])
+"""
+
+
+class Draws(Sampler[int]):
+    """Draws from torch's generator, as its own samplers do, or gives a row that it was told."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.next: list[int] = []
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.rows):
+            drawn = int(torch.randint(self.rows, (1,)))
+            yield self.next.pop() if self.next else drawn
+
+    def update(self, batch: DataProto) -> None:
+        self.next.append(int(batch.meta_info["hard"]))
+
+
+def order_of(inner: Any, skip: int = 0) -> EpochOrder:
+    order = EpochOrder(range(8), seed=1, shuffle=False, inner=inner)
+    order.start(epoch=0, skip=skip)
+    return order
+
+
+def test_a_row_is_asked_for_when_it_is_drawn() -> None:
+    inner = Draws(8)
+    order = order_of(inner)
+    rows = iter(order)
+    plain = list(order_of(Draws(8)))
+    assert [next(rows), next(rows)] == plain[:2]
+    order.update(DataProto(meta_info={"hard": 77}))
+    assert next(rows) == 77
+    # What it would have drawn there is drawn all the same.
+    assert list(rows) == plain[3:]
+
+
+def test_others_draws_and_its_own_do_not_mix() -> None:
+    expected = list(order_of(Draws(8)))
+    rows = []
+    before = torch.get_rng_state()
+    for row in order_of(Draws(8)):
+        rows.append(row)
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.rand(3)
+        before = torch.get_rng_state()
+    assert rows == expected
+    assert list(order_of(Draws(8), skip=3)) == expected[3:]
+
+
+def test_verls_class_of_such_samplers_is_there() -> None:
+    class Mine(AbstractCurriculumSampler):
+        def __init__(self, data_source: Sized, data_config: Any) -> None:
+            self.seen: list[DataProto] = []
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+        def __len__(self) -> int:
+            return 3
+
+        def update(self, batch: DataProto) -> None:
+            self.seen.append(batch)
+
+    order = order_of(Mine([], None))
+    assert order.learns and list(order) == [0, 1, 2] and len(order) == 3
+    assert not order_of(torch.utils.data.SequentialSampler(range(3))).learns
+
+
+def test_a_run_tells_its_sampler_of_each_step_and_keeps_what_it_learnt(
+    tiny_task: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(SOURCE)
+    words = (
+        f"data.sampler.class_path={tmp_path}/own.py",
+        "data.sampler.class_name=Own",
+        "data.dataloader_num_workers=2",
+        "trainer.save_freq=1",
+        "trainer.val_before_train=false",
+        "data.val_files=null",
+    )
+    config = tiny_config(tiny_task, tmp_path / "run", *words)
+    sampler: Any = train(config).row_stream.order.inner
+    assert len(sampler.told) == 2
+    # The second step's rows were drawn when the first step's rewards were known.
+    assert [known for _, known in sampler.given] == [0] * 8 + [1] * 8
+    state = load_driver_state(tmp_path / "run/global_step_2")
+    assert state.sampler == {"told": sampler.told}
+    more = tiny_config(tiny_task, tmp_path / "run", *words, "trainer.total_training_steps=3")
+    resumed: Any = train(more).row_stream.order.inner
+    assert resumed.told[:2] == sampler.told and len(resumed.told) == 3
+    assert [row for row, known in resumed.given] == list(range(24))
