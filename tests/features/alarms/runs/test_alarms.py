@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -216,6 +217,51 @@ def test_a_reward_bug_that_pays_for_empty_answers_is_named(tiny_game: Path, tmp_
     )
     alarms = watch(game_config(tiny_game, tmp_path, *settings))
     assert not alarms[0] and "silence_paid" in alarms[3], f"rang: {alarms}"
+
+
+STORIES = Path(__file__).parents[2] / "viewer/runs/story_games.py"
+# name: (the game, the alarm, its own settings, the step by which it rings)
+GAMES_WITH_FAULTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
+    "some seeds are slow": ("SlowSeeds", "episodes_slow", ("data.train_batch_size=16",), 4),
+    "replies are cut": ("Wordy", "observations_cut", ("agent.max_observation_chars=80",), 2),
+    "turns cost": (
+        "Costly",
+        "turns_cost",
+        ("agent.max_turn=6", "actor_rollout_ref.actor.optim.lr=1e-2", "algorithm.gamma=1.0"),
+        10,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", GAMES_WITH_FAULTS)
+def test_a_game_that_is_at_fault_is_named(tiny_game: Path, tmp_path: Path, what: str) -> None:
+    game, name, settings, steps = GAMES_WITH_FAULTS[what]
+    own = (f"agent.environment.path={STORIES}", f"agent.environment.cls={game}")
+    number = f"trainer.total_training_steps={steps}"
+    alarms = watch(game_config(tiny_game, tmp_path, *GRPO[:3], *own, number, *settings))
+    assert not alarms[0] and name in set().union(*alarms), f"rang: {alarms}"
+
+
+def test_a_resume_with_another_learning_rate_is_named_first(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    settings = ("trainer.save_freq=1", "trainer.resume_mode=auto", *GRPO)
+    first = (*settings, "trainer.total_training_steps=2")
+    assert not any(watch(game_config(tiny_game, tmp_path, *first)))
+    rate = "actor_rollout_ref.actor.optim.lr=0.2"
+    second = (*settings, "trainer.total_training_steps=3", rate)
+    watch(game_config(tiny_game, tmp_path, *second))
+    told = [
+        event
+        for line in (tmp_path / "events.jsonl").read_text().splitlines()
+        for event in [json.loads(line)]
+        if event["kind"] == "alarm"
+    ]
+    assert told[0]["name"] in ("kl_jump", "kl_explodes") and told[0]["step"] == 3
+    assert (
+        "behind step 2 the run went on with actor_rollout_ref.actor.optim.lr=0.2"
+        in (told[0]["text"])
+    )
 
 
 @pytest.mark.parametrize(
