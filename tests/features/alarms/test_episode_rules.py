@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from data.protocol import DataProto
+from features.alarms.rule import ALARMS
 from features.alarms.rules.slow_episodes import SlowEpisodeRules
 from features.alarms.rules.tools import cut_observations
 from features.alarms.rules.turn_costs import TurnCostRules
@@ -133,6 +134,7 @@ GIVES_UP = [(1, 0.0, -0.1, "done")] * 16
 
 
 def test_a_policy_that_gives_up_since_turns_cost_is_told_also_after_a_resume() -> None:
+    assert "turns_cost" in ALARMS and ALARMS["turns_cost"].waits
     before = TurnCostRules(made_run())
     assert turns_of(before, PLAYS) == []
     rules = TurnCostRules(made_run())

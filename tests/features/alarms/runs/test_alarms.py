@@ -225,12 +225,6 @@ STORIES = Path(__file__).parents[2] / "viewer/runs/story_games.py"
 GAMES_WITH_FAULTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
     "some seeds are slow": ("SlowSeeds", "episodes_slow", ("data.train_batch_size=16",), 4),
     "replies are cut": ("Wordy", "observations_cut", ("agent.max_observation_chars=80",), 2),
-    "turns cost": (
-        "Costly",
-        "turns_cost",
-        ("agent.max_turn=6", "actor_rollout_ref.actor.optim.lr=1e-2", "algorithm.gamma=1.0"),
-        10,
-    ),
 }
 
 
@@ -412,6 +406,7 @@ def test_every_alarm_has_its_fault() -> None:
         "forty_faults.py",
         "test_silent_faults.py",
         "../../../e2e/test_tools_training.py",
+        "../test_episode_rules.py",
     )
     text = "".join((folder / name).read_text() for name in files)
     tried.update(re.findall(r'"(?:alarms/)?(\w+)"', text))

@@ -5,7 +5,6 @@ It imports little, since other processes load it as well.
 
 from __future__ import annotations
 
-import random
 import time
 from typing import Any
 
@@ -63,7 +62,7 @@ class Endless(BaseEnvironment):
 
 
 class SlowSeeds(Steady):
-    """Takes a second and a half for the first answer to one task in eight."""
+    """Takes three seconds for the first answer to one task in eight."""
 
     def reset(self, seed: int | None = None) -> str:
         self.is_slow = (seed or 0) % 8 == 0
@@ -71,7 +70,7 @@ class SlowSeeds(Steady):
 
     def step(self, action: str) -> tuple[Any, ...]:
         if self.is_slow:
-            time.sleep(1.5)
+            time.sleep(3)
             self.is_slow = False
         return super().step(action)
 
@@ -82,20 +81,6 @@ class Wordy(Steady):
     def step(self, action: str) -> tuple[Any, ...]:
         _, reward, done, info = super().step(action)
         return f"{'higher ' * 8}the number is 3 {'lower ' * 8}", reward, done, info
-
-
-class Costly(BaseEnvironment):
-    """Takes 0.2 for each guess, and pays 0.5 for one number in ten; 0 and 1 give up."""
-
-    def reset(self, seed: int | None = None) -> str:
-        self.answer = str(random.Random(seed).randint(2, 11))
-        return "guess"
-
-    def step(self, action: str) -> tuple[Any, ...]:
-        word = action.strip()
-        if word == self.answer:
-            return "correct", 0.5, True, {}
-        return "higher", -0.2, word in ("0", "1"), {}
 
 
 class OwnCalls(Steady):
