@@ -15,7 +15,7 @@ from features.viewer.token_columns import ShownTokens
 from features.viewer.token_texts import TokenTexts
 
 PAGE_BYTES = 1 << 18
-# Characters of texts in a file: a search of all reads few files, one for a row in sight a small one.
+# Characters of texts in a file: a search of all reads few files, a row in sight a small one.
 TEXT_CHARS = 1 << 19
 # Stands between two texts of a file.
 BETWEEN_TEXTS = "\0"
