@@ -1,7 +1,9 @@
 """Looks for a few episodes whose environment, or tool, a whole step waits for.
 
-A step goes on once its last episode has ended. Invariant: only a step that would have been shorter
-without a few episodes counts, and only where it is not the first one: one may be chance.
+A step goes on once its last episode has ended, so that it lasts at least as long as the slowest
+environment; where few of them run at once, all others wait for those, too. Invariant: only a step
+of which a few episodes' environments take a large part counts, and only where it is not the first
+one: one may be chance.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ FEWEST_EPISODES = 8
 # A slow episode's environment takes so many times the usual, and at most such a share is slow.
 SLOW_FACTOR = 5
 MOST_SLOW = 0.25
-# Seconds, and the share of the step, for which it waits for them.
+# Seconds that they take more than is usual, and the share of the step that these are.
 LEAST_WAIT_S = 1.0
-LEAST_SHARE = 0.25
+LEAST_SHARE = 0.4
 # Of so many steps that many wait.
 STEPS = 10
 FEWEST_STEPS = 2
@@ -31,10 +33,9 @@ MOST_SEEDS = 4
 
 
 class Played(NamedTuple):
-    """Holds an episode: its first row, its seconds, those of its environment, and its calls."""
+    """Holds an episode: its first row, its environment's seconds, and its calls."""
 
     row: int
-    seconds: float
     env_seconds: float
     calls: Sequence[dict[str, Any]]
 
@@ -62,7 +63,7 @@ class SlowEpisodeRules(RulesWithMemory):
         if trainer.async_level > 0 or trainer.train_finished_groups:
             return
         episodes = [
-            Played(rows[0], facts["seconds"], facts["env_seconds"], facts["tool_calls"])
+            Played(rows[0], facts["env_seconds"], facts["tool_calls"])
             for rows, facts in seen.played_episodes()
         ]
         step_seconds = seen.metrics.get("timing_s/step", 0.0)
@@ -77,8 +78,8 @@ class SlowEpisodeRules(RulesWithMemory):
                 "episodes_slow",
                 f"{len(slow)} of {len(episodes)} episodes{_seeds(seen, slow)} took up to "
                 f"{slowest.env_seconds:.2g} s in their environment{_tool_of(slow)}, where "
-                f"{usual:.2g} s is usual: the step waited for them for {wait:.2g} of its "
-                f"{step_seconds:.2g} s, as did {sum(self.waited)} of {len(self.waited)} steps",
+                f"{usual:.2g} s is usual: the step, of {step_seconds:.2g} s, waits for them, as did "
+                f"{sum(self.waited)} of {len(self.waited)} steps",
                 place_of(seen.batch, slowest.row),
             )
 
@@ -93,14 +94,11 @@ def slow_ones(episodes: Sequence[Played]) -> list[Played]:
 
 
 def waited_for(episodes: Sequence[Played], slow: Sequence[Played]) -> float:
-    """Returns the seconds by which the slow ones lasted longer than all others."""
+    """Returns the seconds that the slowest environment took more than is usual."""
     if not slow:
         return 0.0
-    rows = {episode.row for episode in slow}
-    others = max(episode.seconds for episode in episodes if episode.row not in rows)
-    last = max(slow, key=lambda episode: episode.seconds)
-    # What they waited for the engine is no fault of theirs.
-    return min(last.seconds - others, last.env_seconds)
+    usual = median(episode.env_seconds for episode in episodes)
+    return max(episode.env_seconds for episode in slow) - usual
 
 
 def _seeds(seen: SeenStep, slow: Sequence[Played]) -> str:

@@ -64,8 +64,7 @@ def test_a_seed_that_holds_two_steps_is_named_with_its_tool() -> None:
     [finding] = rules.slow_episodes(step)
     assert finding.text == (
         "1 of 16 episodes (seed 115) took up to 3 s in their environment, most of it in the tool "
-        "search, where 0.1 s is usual: the step waited for them for 2.8 of its 4 s, as did 2 of 3 "
-        "steps"
+        "search, where 0.1 s is usual: the step, of 4 s, waits for them, as did 2 of 3 steps"
     )
     assert finding.place.episode == "e15"
 
