@@ -78,8 +78,8 @@ class SlowEpisodeRules(RulesWithMemory):
                 "episodes_slow",
                 f"{len(slow)} of {len(episodes)} episodes{_seeds(seen, slow)} took up to "
                 f"{slowest.env_seconds:.2g} s in their environment{_tool_of(slow)}, where "
-                f"{usual:.2g} s is usual: the step, of {step_seconds:.2g} s, waits for them, as did "
-                f"{sum(self.waited)} of {len(self.waited)} steps",
+                f"{usual:.2g} s is usual: the step, of {step_seconds:.2g} s, waits for them, as "
+                f"did {sum(self.waited)} of {len(self.waited)} steps",
                 place_of(seen.batch, slowest.row),
             )
 
