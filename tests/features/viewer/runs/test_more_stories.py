@@ -34,7 +34,7 @@ def test_an_environment_that_is_slow_for_some_seeds(
     reader.open(play(*GRPO, *of_story("SlowSeeds"), "data.train_batch_size=24", steps(3)))
     reader.sees("alarm episodes_slow:", "took up to 3 s in their environment")
     reader.click("the tokens that rang it", within=".alarms", tag="a")
-    found(reader, "environment 3 s")
+    found(reader, "environment 3)")
 
 
 def test_replies_whose_middle_nobody_reads(reader: Reader, play: Any) -> None:
