@@ -20,6 +20,8 @@ from custom.env import ROLES, BadEnvironment, Message, Observation, StepResult, 
 from custom.own_generators import OwnGenerators
 from data.loading import is_users_file
 
+# Stands where the middle of a text was left out.
+LEFT_OUT = " characters or more left out …]"
 # Longer observations are cut in the middle, longer errors at their end.
 MAX_OBSERVATION_CHARS = 20_000
 MAX_ERROR_CHARS = 2_000
@@ -253,7 +255,7 @@ def cut_middle(text: str, max_chars: int) -> str:
     """Returns at most `max_chars` characters: a longer text's beginning and end around a mark."""
     if len(text) <= max_chars:
         return text
-    mark = f"\n[… {len(text) - max_chars:,} characters or more left out …]\n"
+    mark = f"\n[… {len(text) - max_chars:,}{LEFT_OUT}\n"
     num_kept = max(max_chars - len(mark), 0)
     beginning = text[: (num_kept + 1) // 2]
     end = text[len(text) - num_kept // 2 :]

@@ -1,8 +1,8 @@
 """Looks through the built site of the docs for what its build lets pass: `docs_check.py SITE`.
 
 A page must load nothing from another server, each link inside the site must have a target, and no
-table, list or fence of Markdown may have stayed text. Each fault is a line, and the exit code is 1
-where there is one.
+table, list or fence of Markdown may have stayed text. Where Chromium is installed no page may be
+wider than a phone. Each fault is a line, and the exit code is 1 where there is one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(PROJECT))
+
+from scripts.browser import Browser, what_is_missing  # noqa: E402
+
+# Pixels.
+PHONE = 390
 # By which attribute a tag loads something when its page is opened. Links that are followed, <a>,
 # may lead anywhere.
 LOADING = {
@@ -115,9 +122,29 @@ def _broken_anchor(link: str, name: Path, anchor: str, target: Page) -> Iterator
         yield f"{name} links to {link}, whose anchor is not there"
 
 
+def wide_pages(site: Path) -> Iterator[str]:
+    """Yields a sentence for each page that a phone has to scroll sideways; files' listings may be.
+
+    Without Chromium nothing is looked at.
+    """
+    if what_is_missing():
+        return
+    pages = sorted(page for page in site.rglob("*.html") if "project" not in page.parts)
+    with Browser(width=PHONE, height=844) as browser:
+        for page in pages:
+            # A page that has moved leads on at once.
+            if "http-equiv" in page.read_text():
+                continue
+            browser.open(page.resolve().as_uri())
+            width = browser.run("return document.documentElement.scrollWidth")
+            if width > PHONE:
+                name = page.relative_to(site)
+                yield f"{name} is {width} pixels wide on a phone of {PHONE}"
+
+
 def main(site: Path) -> None:
     """Prints every fault and ends with exit code 1 if there is one."""
-    found = list(faults(site))
+    found = [*faults(site), *wide_pages(site)]
     for fault in found:
         print(fault, file=sys.stderr)
     if found:

@@ -71,6 +71,7 @@ class CallRecord:
         observation: what the model is shown.
         seconds: the time until then.
         raised: what the tool's code raised, with file and line; "": nothing, or a ToolError.
+        chars_left_out: of the result, which was longer than an observation may be.
     """
 
     call: ToolCall
@@ -80,6 +81,7 @@ class CallRecord:
     observation: Observation
     seconds: float
     raised: str = ""
+    chars_left_out: int = 0
 
     @property
     def ok(self) -> bool:
@@ -95,7 +97,7 @@ class CallRecord:
 
     def as_info(self) -> dict[str, Any]:
         """Returns the entry for `info["tool_calls"]`, which metrics and reward functions read."""
-        info = {
+        info: dict[str, Any] = {
             "name": self.name,
             "ok": self.ok,
             "error_kind": self.error_kind,
@@ -103,4 +105,6 @@ class CallRecord:
         }
         if self.raised:
             info["raised"] = self.raised
+        if self.chars_left_out:
+            info["chars_left_out"] = self.chars_left_out
         return info

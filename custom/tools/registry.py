@@ -146,7 +146,8 @@ class ToolRegistry:
         """
         started = time.perf_counter()
         outcome = self._attempt(call, environment, max_chars)
-        observation = check_observation(_observation_of(outcome), f"tool {call.name}", max_chars)
+        whole = _observation_of(outcome)
+        observation = check_observation(whole, f"tool {call.name}", max_chars)
         name = UNKNOWN
         if call.name in self.tools:
             name = call.name
@@ -158,6 +159,7 @@ class ToolRegistry:
             raised=outcome.where,
             observation=observation,
             seconds=time.perf_counter() - started,
+            chars_left_out=_length(whole) - _length(observation),
         )
 
     def _attempt(self, call: ToolCall, environment: Any, max_chars: int) -> Outcome:
@@ -240,6 +242,13 @@ def _observation_of(outcome: Outcome) -> Observation:
     if outcome.error_kind:
         return f"Error ({outcome.error_kind}): {text}"
     return text
+
+
+def _length(observation: Observation) -> int:
+    """Counts the characters of an observation, or of all its messages."""
+    if isinstance(observation, str):
+        return len(observation)
+    return sum(len(message["content"]) for message in observation)
 
 
 def _as_text(value: Any) -> str:

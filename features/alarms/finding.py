@@ -23,11 +23,16 @@ class Place(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Names an alarm, and says what was seen, with the episode and the token."""
+    """Names an alarm, and says what was seen, with the episode and the token.
+
+    Attributes:
+        advice: what to check in this case; "": what the alarm says of itself.
+    """
 
     alarm: str
     text: str
     place: Place = Place()
+    advice: str = ""
 
 
 def place_of(batch: DataProto, row: int, token: int | None = None) -> Place:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from data.protocol import DataProto
 from features.alarms.catalogue import rules_in_order, view_of
+from features.alarms.changed_settings import ChangedSettings
 from features.alarms.finding import Finding
 from features.alarms.rule import ALARMS, Rule, RulesWithMemory
 from features.alarms.seen_step import History, Metrics, SeenStep
@@ -28,6 +29,8 @@ from training.run.exit_codes import MEND
 
 # The package's own name, as it is what users know.
 logger = logging.getLogger("features.alarms")
+# What a checkpoint keeps the last steps' metrics by, beside the names of rules.
+HISTORY = "history"
 
 
 def open_alarms(run: ObservedRun) -> Alarms | None:
@@ -60,9 +63,14 @@ class Alarms(Observer):
         self.since: dict[str, int] = {}
         self.broken_rules: set[str] = set()
         self.standing: list[str] = []
+        self.changes = ChangedSettings(run)
         # The step whose update goes on, and what its rows were given, (B,) float64.
         self._step: int | None = None
         self._given: Tensor | None = None
+
+    def run_started(self, step: int, in_flight: Sequence[int]) -> None:
+        """Notes behind which step the run goes on, perhaps with other settings."""
+        self.changes.begin(step)
 
     def update_begins(self, batch: DataProto) -> None:
         """Notes the step, whose scores are to come."""
@@ -83,7 +91,11 @@ class Alarms(Observer):
         began = time.perf_counter()
         step = report.step
         metrics = {**report.metrics, "perf/driver_memory_gib": driver_memory()}
-        findings = self._run_rules(report.batch, metrics, step)
+        found = self._run_rules(report.batch, metrics, step)
+        causes = {alarm: self.changes.behind(ALARMS[alarm], step) for alarm in found}
+        # What a change of settings caused is told first: other alarms may come of it.
+        order = sorted(found, key=lambda alarm: not causes[alarm])
+        findings = {alarm: found[alarm] for alarm in order}
         self.history.add(metrics)
         self.since = {alarm: self.since.get(alarm, step) for alarm in findings}
         self.standing = []
@@ -91,14 +103,15 @@ class Alarms(Observer):
         for alarm, finding in findings.items():
             steps_standing = step - self.since[alarm] + 1
             steps_due = steps_standing
-            if ALARMS[alarm].waits:
+            if ALARMS[alarm].waits and not causes[alarm]:
                 steps_due -= 1
             if steps_due == 0:
                 continue
             results[f"alarms/{alarm}"] = float(steps_standing)
+            cause = f"; {causes[alarm]}" if causes[alarm] else ""
             sentence = (
-                f"alarm {alarm}: {finding.text}, since step {self.since[alarm]}; check "
-                f"{ALARMS[alarm].advice}"
+                f"alarm {alarm}: {finding.text}, since step {self.since[alarm]}{cause}; check "
+                f"{finding.advice or ALARMS[alarm].advice}"
             )
             self.standing.append(sentence)
             is_power_of_two = steps_due & (steps_due - 1) == 0
@@ -118,13 +131,20 @@ class Alarms(Observer):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps: what the rules remember, by their names."""
-        return {
+        state: dict[str, Any] = {
             memory.name: memory.state_dict() for memory in self.memories.values() if memory.name
         }
+        history = self.history.state()
+        if history:
+            state[HISTORY] = history
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state_dict`, or from what older versions wrote."""
         state = in_todays_form(state)
+        # Older versions kept no metrics.
+        for metrics in state.get(HISTORY, []):
+            self.history.add(metrics)
         for memory in self.memories.values():
             if memory.name in state:
                 memory.load_state_dict(state[memory.name])

@@ -36,6 +36,8 @@ class Alarm:
         view: the filters of the viewer's list that show what it says; "": the step's episodes.
         of_any_step: its episodes are those of every step, and not of the one in which it rang.
         color: how the tokens of an episode are coloured that it names; "": as the viewer does.
+        settings: ends of keys whose change may be its direct cause. Where a run goes on with others
+            of them, it names the change, is told before all others, and waits for no second step.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Alarm:
     view: str = ""
     of_any_step: bool = False
     color: str = ""
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -80,6 +83,7 @@ def rule(
     view: str = "",
     of_any_step: bool = False,
     color: str = "",
+    settings: tuple[str, ...] = (),
     order: int | None = None,
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Registers a function, or a method, as a rule that may ring an alarm.
@@ -105,6 +109,7 @@ def rule(
             view=view,
             of_any_step=of_any_step,
             color=color,
+            settings=settings,
         )
 
     def register(function: RuleFunction) -> RuleFunction:

@@ -17,6 +17,15 @@ from training.observers import ObservedRun
 Metrics = Mapping[str, float]
 # Steps that are remembered.
 MEMORY = 20
+# Metrics that a run which goes on compares with those of before: they are the policy's. Seconds and
+# memory are the machine's, which may be another.
+KEPT = (
+    "actor/ppo_kl",
+    "actor/kl_loss",
+    "actor/reward_kl_penalty",
+    "actor/entropy",
+    "canary/actor_moved",
+)
 
 
 class History:
@@ -32,6 +41,15 @@ class History:
     def values(self, name: str) -> list[float]:
         """Lists a metric's values in the steps that have it."""
         return [metrics[name] for metrics in self._steps if name in metrics]
+
+    def state(self) -> list[dict[str, float]]:
+        """Returns what a checkpoint keeps: KEPT of each step that has some of them."""
+        steps = []
+        for metrics in self._steps:
+            kept = {name: float(metrics[name]) for name in KEPT if name in metrics}
+            if kept:
+                steps.append(kept)
+        return steps
 
 
 @dataclass(frozen=True, kw_only=True)

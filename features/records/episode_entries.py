@@ -166,6 +166,7 @@ class _PromptReader:
             "begins": "",
             "attempts": 1,
             "cut_turns": int(ending == "length"),
+            "cut_observations": 0,
             "env_seconds": 0.0,
             "seconds": 0.0,
             "tool_calls": [],

@@ -80,11 +80,15 @@ def alarm_rows(folder: RunFolder) -> list[dict[str, Any]]:
     """Lists a run's alarms in the order in which they began, a row for each time that one stood.
 
     A row has the time (or null) and the step of its beginning, the step up to which it stood, how
-    often it was said, what was said last, and the view of what rang it first.
+    often it was said, what was said last, and the view of what rang it first; `first` tells that
+    it names a setting with which the run went on: a cause stands before what comes of it.
     """
     spans = spans_of(folder)
+    changed: set[str] = set()
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for event in folder.events:
+        if event["kind"] == "settings" and isinstance(event.get("changed"), dict):
+            changed |= {str(key) for key in event["changed"]}
         if event["kind"] != "alarm":
             continue
         name = event["name"]
@@ -99,6 +103,7 @@ def alarm_rows(folder: RunFolder) -> list[dict[str, Any]]:
                 "name": name,
                 "view": event["view"],
                 "meaning": meanings().get(name, ""),
+                "first": any(f"{key}=" in event["text"] for key in changed),
             },
         )
         row["said"] += 1
@@ -131,6 +136,7 @@ def _rows_of_metrics(folder: RunFolder) -> list[dict[str, Any]]:
                     "text": f"{text}; check {advice}" if advice else text,
                     "view": view,
                     "meaning": meanings().get(name, ""),
+                    "first": False,
                 }
             )
     return sorted(rows, key=lambda row: row["step"])

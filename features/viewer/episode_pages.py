@@ -15,7 +15,10 @@ from features.viewer.token_columns import ShownTokens
 from features.viewer.token_texts import TokenTexts
 
 PAGE_BYTES = 1 << 18
-TEXT_BYTES = 1 << 17
+# Characters of texts in a file: a search of all reads few files, a row in sight a small one.
+TEXT_CHARS = 1 << 19
+# Stands between two texts of a file.
+BETWEEN_TEXTS = "\0"
 # Files in a folder.
 FOLDER_FILES = 1000
 # Entries of an episode that stand elsewhere on its page.
@@ -219,7 +222,12 @@ def describe_attempt(attempt: dict[str, Any]) -> dict[str, Any]:
 
 
 class TextPages:
-    """Collects the texts that a search looks into, several episodes to a file."""
+    """Collects the texts that a search looks into, several episodes to a file.
+
+    A file holds all of them as one, so that a page looks through it at once, and where each
+    episode's end: `ends` (episodes,) uint32, in UTF-16 units, of BETWEEN_TEXTS behind its last.
+    Where all is ASCII, `ascii` (units,) uint8 has it, else `units` (units,) uint16.
+    """
 
     def __init__(self, folder: DataFolder) -> None:
         self._folder = folder
@@ -235,17 +243,33 @@ class TextPages:
         self._texts.append(texts)
         self._length += sum(map(len, texts))
         page = self.page
-        if self._length > TEXT_BYTES:
+        if self._length > TEXT_CHARS:
             self.write()
         return page
 
     def write(self) -> None:
         """Writes the file and begins another."""
         if self._texts:
-            header = {"first": self._first, "texts": self._texts}
-            self._folder.write(numbered("texts", self.page), header, {})
+            arrays = joined_texts(self._texts)
+            self._folder.write(numbered("texts", self.page), {"first": self._first}, arrays)
             self.page += 1
         self._texts, self._length = [], 0
+
+
+def joined_texts(episodes: list[list[str]]) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file of texts, as `TextPages` says."""
+    blocks = []
+    for texts in episodes:
+        # The mark in a text would be an end of it.
+        said = [text.replace(BETWEEN_TEXTS, " ") for text in texts]
+        blocks.append("".join(text + BETWEEN_TEXTS for text in said))
+    whole = "".join(blocks)
+    if whole.isascii():
+        ends = np.cumsum([len(block) for block in blocks], dtype=np.uint32)
+        return {"ends": ends, "ascii": np.frombuffer(whole.encode("ascii"), dtype=np.uint8)}
+    encoded = [block.encode("utf-16-le", "surrogatepass") for block in blocks]
+    ends = np.cumsum([len(block) // 2 for block in encoded], dtype=np.uint32)
+    return {"ends": ends, "units": np.frombuffer(b"".join(encoded), dtype="<u2")}
 
 
 def episode_texts(episode: RecordedEpisode) -> list[str]:

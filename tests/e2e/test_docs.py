@@ -78,6 +78,13 @@ ELSEWHERE = {
         "tests/features/sandbox/test_python_walls.py"
     ),
     'python main.py CONFIG.yaml "trainer.observers=': "docs/observers.md",
+    "python own_template.py": "tests/unit/test_faq.py",
+    "python main.py CONFIG.yaml custom_algorithm=careful.py": "tests/unit/test_faq.py",
+    "python FOLDER_OF_THE_CLONE/main.py mine.yaml": "docs/faq.md",
+    "python -m features.viewer.command outputs/mine": "docs/faq.md",
+    "python main.py configs/quickstart.yaml actor_rollout_ref.actor.optim.optimizer=lion.py": (
+        "tests/unit/test_faq.py"
+    ),
     "python -m pytest tests/features/": "docs/features.md",
     "python scripts/feature_index.py": "tests/unit/test_features.py",
     "python scripts/replay.py outputs/count": "tests/features/run_page/runs/test_pages_run.py",

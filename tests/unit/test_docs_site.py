@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from scripts.docs_api import API_PAGES, TITLES
-from scripts.docs_check import faults
+from scripts.docs_check import faults, wide_pages
 from scripts.docs_links import (
     feature_pages,
     is_of_absent_feature,
@@ -227,3 +227,12 @@ def test_a_sound_site_has_no_fault(tmp_path: Path) -> None:
     )
     assert list(faults(site_with(tmp_path, body))) == []
     assert list(faults(tmp_path / "empty")) == [f"{tmp_path / 'empty'} holds no page"]
+
+
+@pytest.mark.browser
+def test_a_page_that_a_phone_scrolls_sideways_is_told(tmp_path: Path) -> None:
+    head = "<!doctype html><meta charset=utf-8><body style='margin: 0'>"
+    (tmp_path / "fits.html").write_text(f"{head}<p>{'words ' * 200}")
+    (tmp_path / "wide.html").write_text(f"{head}<p style='width: 420px'>wide")
+    (tmp_path / "moved.html").write_text("<meta http-equiv=refresh content='0; url=wide.html'>")
+    assert list(wide_pages(tmp_path)) == ["wide.html is 420 pixels wide on a phone of 390"]

@@ -40,6 +40,7 @@ def fact(group: int = 0, **own: Any) -> dict[str, Any]:
     }
     plain |= {
         "cut_turns": 0,
+        "cut_observations": 0,
         "env_seconds": 0.1,
         "seconds": 0.2,
         "tool_calls": [],
@@ -200,3 +201,49 @@ def test_a_text_in_a_steps_info_names_the_task(info: dict[str, Any], name: str) 
     assert task_name(info) == name
     travelled = read_reply(write_reply(StepReply(task=task_name(info)), "step"))
     assert travelled.task == name
+
+
+@pytest.mark.parametrize(
+    ("call", "record"),
+    [
+        ({"name": "look"}, (True, "", 0.0)),
+        ({"name": "look", "ok": True, "seconds": 2}, (True, "", 2.0)),
+        ({"name": "look", "ok": False}, (False, "unnamed", 0.0)),
+        ({"name": "look", "error_kind": "timeout"}, (False, "timeout", 0.0)),
+        ({"name": "look", "error": "no such room"}, (False, "unnamed", 0.0)),
+        ({"name": "look", "ok": np.bool_(False), "error_kind": None}, (False, "unnamed", 0.0)),
+        ({"name": "look", "ok": 1, "seconds": float("nan")}, (True, "", 0.0)),
+        ({"name": "look", "seconds": "soon"}, (True, "", 0.0)),
+    ],
+)
+def test_an_environments_record_of_a_call_is_completed(
+    call: dict[str, Any], record: tuple[Any, ...]
+) -> None:
+    [found] = tool_calls({"tool_calls": [call]})
+    assert found["name"] == "look"
+    assert (found["ok"], found["error_kind"], found["seconds"]) == record
+    reply = read_reply(write_reply(StepReply(tool_calls=[found]), "step"))
+    assert reply.tool_calls == [found]
+    assert episode_metrics([fact(tool_calls=[found])])["tool/look/calls"] == 1
+
+
+def test_what_names_no_tool_is_no_call() -> None:
+    for call in ("look", {"ok": True}, {"name": ""}, {"name": 3}, None):
+        assert tool_calls({"tool_calls": [call]}) == []
+
+
+def test_a_result_that_is_cut_is_counted_and_told() -> None:
+    class Long(Tool):
+        definition = ToolDefinition("long", "Says much.")
+
+        def execute(self) -> str:
+            return "x" * 500
+
+    record = ToolRegistry([Long()]).execute(ToolCall("long"), max_chars=200)
+    assert record.chars_left_out == 300
+    [call] = tool_calls({"tool_calls": [record.as_info()]})
+    assert call["chars_left_out"] == 300
+    metrics = episode_metrics([fact(tool_calls=[call], cut_observations=1)])
+    assert (metrics["tool/long/cut"], metrics["agent/cut_observations"]) == (1.0, 1.0)
+    whole = ToolRegistry([Long()]).execute(ToolCall("long"))
+    assert "chars_left_out" not in whole.as_info()

@@ -27,13 +27,9 @@ Failure = Literal["", "env_crash", "env_timeout", "reward_fault"]
 # So many numbers of a step's info are kept, with names of at most this length.
 MAX_NUMBERS = 32
 MAX_NAME_CHARS = 64
-# The record of a tool call.
-TOOL_CALL_FIELDS: dict[str, Any] = {
-    "name": str,
-    "ok": bool,
-    "error_kind": str,
-    "seconds": float | int,
-}
+MAX_TOOL_NAME_CHARS = 200
+# The kind of a failed call's error that its record does not name.
+UNNAMED_ERROR = "unnamed"
 
 
 class WorkerLost(RuntimeError):
@@ -49,7 +45,8 @@ class StepReply:
         reward: of a step; of a finish the episode's own, None where the environment's rewards
             stand.
         done: the environment has ended.
-        tool_calls: name, ok, error_kind and seconds of each; raised, where a tool's code did.
+        tool_calls: name, ok, error_kind and seconds of each; raised, where a tool's code did, and
+            chars_left_out, where its result was cut.
         info: the numbers of a step's info.
         task: what a step's info calls the task that is played; "": nothing.
         anchor: `environment.anchor()`, the state that the next turn begins in; None where the class
@@ -138,26 +135,54 @@ def held_up(kind: Call, seconds: float, ran: float, limit: float) -> StepReply:
 
 
 def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Takes from a step's info the records of its tool calls, those that are well formed."""
+    """Takes from a step's info the records of its tool calls, those that name their tool.
+
+    An environment's own record may say no more than that: a call without `ok` succeeded unless it
+    has an `error_kind` or an `error`, one that failed without a kind is of the kind `unnamed`, and
+    one without `seconds` took none.
+    """
     calls = info.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return []
-    records = []
-    for call in calls:
-        if not _is_tool_call(call):
-            continue
-        record = {name: call[name] for name in TOOL_CALL_FIELDS}
-        if isinstance(call.get("raised"), str):
-            record["raised"] = call["raised"][:MAX_ERROR_CHARS]
-        records.append(record)
-    return records
+    return [_tool_call(call) for call in calls if _is_tool_call(call)]
 
 
 def _is_tool_call(call: Any) -> bool:
-    """Checks whether a record has every field, of its type."""
-    if not isinstance(call, Mapping):
-        return False
-    return all(isinstance(call.get(name), kind) for name, kind in TOOL_CALL_FIELDS.items())
+    """Checks whether a record is one, and names its tool."""
+    return isinstance(call, Mapping) and isinstance(call.get("name"), str) and bool(call["name"])
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Completes the record of a tool call."""
+    kind = call.get("error_kind")
+    kind = kind[:MAX_NAME_CHARS] if isinstance(kind, str) else ""
+    has_error = bool(kind or call.get("error"))
+    # numpy's truth values, and 1 and 0, are ones too.
+    said = call.get("ok")
+    ok = not has_error if said is None else bool(said)
+    if ok:
+        kind = ""
+    record: dict[str, Any] = {
+        "name": call["name"][:MAX_TOOL_NAME_CHARS],
+        "ok": ok,
+        "error_kind": kind if ok or kind else UNNAMED_ERROR,
+        "seconds": _seconds(call.get("seconds")),
+    }
+    if isinstance(call.get("raised"), str):
+        record["raised"] = call["raised"][:MAX_ERROR_CHARS]
+    left_out = call.get("chars_left_out")
+    if type(left_out) is int and left_out > 0:
+        record["chars_left_out"] = left_out
+    return record
+
+
+def _seconds(value: Any) -> float:
+    """Returns the seconds of a call; 0 where they are no number that a call can take."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    return seconds if 0 <= seconds < math.inf else 0.0
 
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:

@@ -6,6 +6,8 @@
 
 from typing import Any
 
+from custom.env_calls import LEFT_OUT
+from workers.environments.reply import StepReply
 from workers.rollout.episode import FAILURES, Episode, digest
 
 
@@ -17,7 +19,8 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         ending, error: how it ended; the error is of the first attempt that failed.
         environment, group: their numbers.
         begins: a digest of its first messages, equal for the members of a group.
-        turns, attempts, cut_turns: counts.
+        turns, attempts, cut_turns: counts; cut_observations: turns whose reply was too long, so
+            that its middle is left out.
         env_seconds: the environment's own time; seconds: wall time.
         tool_calls: of all turns.
         models: what was asked of models beside the policy, in all attempts.
@@ -55,6 +58,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "turns": len(episode.turns),
         "attempts": episode.attempt + 1,
         "cut_turns": sum(1 for turn in episode.turns if turn.finish_reason == "length"),
+        "cut_observations": sum(1 for reply in replies if is_cut(reply)),
         "env_seconds": episode.env_seconds,
         "seconds": episode.seconds,
         "tool_calls": tool_calls,
@@ -65,6 +69,11 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "reward": float(sum(sum(row.reward_at.values()) for row in episode.rows)),
         "masked": not any(row.spans for row in episode.rows),
     }
+
+
+def is_cut(reply: StepReply) -> bool:
+    """Returns whether a reply's text has the mark of what was left out."""
+    return any(LEFT_OUT in message["content"] for message in reply.messages)
 
 
 def reward_paid(episode: Episode) -> float:

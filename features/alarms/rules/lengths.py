@@ -32,6 +32,7 @@ FEWEST_EPISODES = 8
     advice="data.max_prompt_length: cut prompts are not the tasks that were meant",
     waits=True,
     view="sort=-tokens",
+    settings=("data.max_prompt_length", "data.train_files", "data.truncation"),
     order=280,
 )
 @rule(
@@ -74,6 +75,7 @@ class LengthRules(RulesWithMemory):
         ),
         waits=True,
         view="sort=-tokens",
+        settings=("data.max_response_length", "max_turn_tokens", "agent.max_turn"),
         order=360,
     )
     def pinned_lengths(self, seen: SeenStep) -> Iterator[Finding]:

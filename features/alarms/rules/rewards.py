@@ -20,6 +20,7 @@ import torch
 from data.protocol import DataProto
 from features.alarms.finding import Finding, place_of
 from features.alarms.rule import RulesWithMemory, rule
+from features.alarms.rules.update import STEP_SETTINGS
 from features.alarms.seen_step import SeenStep
 from features.alarms.spread import GroupSpread, groups_without_spread
 from training.batch.episode_rows import REWARD_INFO, EpisodeRows
@@ -53,6 +54,18 @@ SILENCE_DEVIATIONS = 6.0
 # They earned as much more as so many answers that got the most in place of the least: where few
 # episodes earn anything, a few may well be empty ones.
 FEWEST_PAID = 8
+# A step whose mean reward lies within this share of its source's range from the best is as good as
+# solved.
+NEAR_BEST = 0.1
+# What to check where rewards are constant: by whether the policy has earned more, or nothing.
+EARNED_MORE = (
+    "what changed when rewards last differed: the policy has earned more before (settings, other "
+    "alarms, the episodes of that step)"
+)
+EARNS_ALL_THERE_IS = (
+    "whether that is the most that they can get: then they are solved, and harder ones teach more; "
+    "if not, the reward function: does it read the answers?"
+)
 
 
 @rule(
@@ -244,6 +257,22 @@ class SourceRewards:
             self.constant = rewards[0]
             self.constant_episodes += len(rewards)
 
+    def advice(self, reward: float) -> str:
+        """Says what to check where rewards have been constant; "": whether any can be earned."""
+        if reward < self.best:
+            return EARNED_MORE
+        if reward > 0:
+            return EARNS_ALL_THERE_IS
+        return ""
+
+    def is_nearly_solved(self, rewards: list[float]) -> bool:
+        """Judges whether a step's rewards are all but the best that the source ever gave."""
+        if not self.past:
+            return False
+        least = min(self.past)
+        mean = sum(rewards) / len(rewards)
+        return self.best > least and mean >= self.best - NEAR_BEST * (self.best - least)
+
     def is_suspicious(self, reward: float) -> bool:
         """Judges whether a constant reward has stood for longer than chance would have it.
 
@@ -270,8 +299,9 @@ class RewardRules(RulesWithMemory):
         super().__init__(run)
         self.source_key = run.config.data.reward_fn_key
         self.sources: dict[str, SourceRewards] = defaultdict(SourceRewards)
-        # Whether every episode of the last step had its source's best reward.
+        # Whether every episode of the last step had its source's best reward, or nearly.
         self.solved = False
+        self.nearly_solved = False
         # What a large step was, since which no source's rewards have varied.
         self.large_step: str | None = None
         self.spread = GroupSpread()
@@ -284,6 +314,7 @@ class RewardRules(RulesWithMemory):
         ),
         waits=True,
         view="spread=0&sort=-reward",
+        settings=("custom_reward_function.path", "custom_reward_function.name"),
         order=130,
     )
     @rule(
@@ -294,6 +325,7 @@ class RewardRules(RulesWithMemory):
         ),
         waits=True,
         view="spread=0&sort=-reward",
+        settings=("rollout.n", "custom_reward_function.path", "custom_reward_function.name"),
     )
     @rule(
         "large_step",
@@ -302,6 +334,7 @@ class RewardRules(RulesWithMemory):
             "checkpoint before it"
         ),
         view="sort=-ratio",
+        settings=STEP_SETTINGS,
     )
     def constant_rewards(self, seen: SeenStep) -> Iterator[Finding]:
         """Finds sources of constant rewards, but for those at their best; then zero advantages."""
@@ -309,24 +342,28 @@ class RewardRules(RulesWithMemory):
         episodes = seen.episodes
         metrics = seen.metrics
         constant = []
+        advice = ""
         self.solved = True
+        self.nearly_solved = True
         num_episodes = 0
         for name, rewards in self._rewards_by_source(batch, episodes).items():
             source = self.sources[name]
             source.add(rewards)
             num_episodes += len(rewards)
             if source.is_suspicious(rewards[0]):
-                constant.append(
-                    f"all {source.constant_episodes} episodes of {name} got {rewards[0]:g}"
-                )
-            if not max(rewards) == min(rewards) == source.best:
+                constant.append(_describe_constant(source, name, rewards[0]))
+                advice = advice or source.advice(rewards[0])
+            is_solved = max(rewards) == min(rewards) == source.best
+            if not is_solved:
                 self.solved = False
+            if not is_solved and not source.is_nearly_solved(rewards):
+                self.nearly_solved = False
         if all(source.constant_episodes == 0 for source in self.sources.values()):
             self.large_step = None
         if constant and self.large_step:
             yield Finding("large_step", f"{self.large_step}, since when {'; '.join(constant)}")
         elif constant:
-            yield Finding("reward_constant", "; ".join(constant))
+            yield Finding("reward_constant", "; ".join(constant), advice=advice)
         lowest = metrics.get("critic/advantages/min", 1.0)
         highest = metrics.get("critic/advantages/max", 1.0)
         all_zero = max(abs(lowest), abs(highest)) < SMALLEST_ADVANTAGE
@@ -353,14 +390,15 @@ class RewardRules(RulesWithMemory):
             "the learning rate, the sign of entropy_coeff, and what the policy says (the episodes)"
         ),
         view="sort=entropy",
+        settings=("entropy_coeff", "rollout.temperature"),
         order=310,
     )
     def collapsing_entropy(self, seen: SeenStep) -> Iterator[Finding]:
         """Finds entropy that falls to a fraction within two steps.
 
-        Where every episode of the step had the best reward, it may.
+        Where the episodes of the step had the best reward, or all but that, it may.
         """
-        if self.solved:
+        if self.nearly_solved:
             return
         entropy = seen.metrics.get("actor/entropy")
         before = seen.history.values("actor/entropy")[-2:]
@@ -405,6 +443,12 @@ class RewardRules(RulesWithMemory):
             self.sources[name] = SourceRewards(*kept)
         if "spread" in state:
             self.spread = GroupSpread(**state["spread"])
+
+
+def _describe_constant(source: SourceRewards, name: str, reward: float) -> str:
+    """Says what a source's episodes got, and whether they have earned more before."""
+    text = f"all {source.constant_episodes} episodes of {name} got {reward:g}"
+    return f"{text}, {source.best:g} was the most before" if reward < source.best else text
 
 
 class SilenceRules(RulesWithMemory):

@@ -41,12 +41,31 @@ SIGNED_ESTIMATES = ("kl", "k1")
 MOST_NEGATIVE = -1e-6
 # Share by which a learning rate may differ from its schedule.
 RATE_TOLERANCE = 1e-5
+# Ends of settings that say how far a step may move the policy.
+STEP_SETTINGS = (
+    "actor.optim.lr",
+    "actor.optim.optimizer",
+    "actor.ppo_epochs",
+    "actor.ppo_mini_batch_size",
+    "actor.grad_clip",
+    "actor.clip_ratio",
+    "actor.clip_ratio_low",
+    "actor.clip_ratio_high",
+    "actor.clip_ratio_c",
+    "policy_loss.loss_mode",
+    "algorithm.adv_estimator",
+    "algorithm.norm_adv_by_std_in_grpo",
+)
+# The same of what is added to the loss.
+KL_SETTINGS = ("kl_loss_coef", "use_kl_loss", "use_kl_in_reward", "ref.model.path")
+NUMBER_SETTINGS = (*STEP_SETTINGS, "model.dtype", "loss_agg_mode")
 
 
 @rule(
     "not_finite",
     advice="the learning rate, the dtype, and what gave that number",
     view="sort=-mismatch",
+    settings=NUMBER_SETTINGS,
     order=170,
 )
 def not_finite_numbers(seen: SeenStep) -> Iterator[Finding]:
@@ -118,6 +137,7 @@ def schedule(optim: OptimConfig, total_steps: int) -> Callable[[int], float]:
     "gradient_not_finite",
     advice="the learning rate, the dtype, rewards of extreme size; such updates are skipped",
     view="sort=-gradient",
+    settings=NUMBER_SETTINGS,
     order=220,
 )
 @rule(
@@ -129,6 +149,7 @@ def schedule(optim: OptimConfig, total_steps: int) -> Callable[[int], float]:
     "rate_zero",
     advice="the scheduler and its total steps: nothing is learned at a learning rate of 0",
     waits=True,
+    settings=("optim.lr", "optim.scheduler", "lr_warmup_steps", "lr_warmup_steps_ratio"),
 )
 def gradients_and_rates(seen: SeenStep) -> Iterator[Finding]:
     """Finds gradients that are not finite, or zero where there is something to learn, and rates of
@@ -379,6 +400,7 @@ def negative_kl(seen: SeenStep) -> Iterator[Finding]:
     "kl_explodes",
     advice="the learning rate and grad_clip: after one such step a policy hardly recovers",
     view="sort=-ratio",
+    settings=STEP_SETTINGS,
     order=320,
 )
 @rule(
@@ -386,6 +408,7 @@ def negative_kl(seen: SeenStep) -> Iterator[Finding]:
     advice="the learning rate, ppo_epochs, grad_clip: one step changes the policy too much",
     waits=True,
     view="sort=-kl",
+    settings=(*STEP_SETTINGS, *KL_SETTINGS),
 )
 def jumping_policy(seen: SeenStep) -> Iterator[Finding]:
     """Finds steps that move the policy far from the old one, or from the reference."""

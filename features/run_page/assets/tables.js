@@ -14,9 +14,14 @@ function wordsOfView(view) {
   return view.includes("sort=") ? "the episodes that rang it" : "the step's episodes";
 }
 
-// The list of alarms, the latest first, with the way to what rang each.
+// What names its cause stands first, then the latest; those of one step as they were told.
+function inOrder(alarms) {
+  return [...alarms].sort((a, b) => b.first - a.first || b.step - a.step);
+}
+
+// The list of alarms, with the way to what rang each.
 function alarmTable(run) {
-  const rows = [...run.alarms].reverse().map((alarm) => [
+  const rows = inOrder(run.alarms).map((alarm) => [
     element("span", { class: "when" }, [formatTime(alarm.time)]),
     element("span", { class: "when" }, [stepsRung(alarm)]),
     code(alarm.name),

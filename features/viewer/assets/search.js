@@ -10,16 +10,27 @@
   const LONG_STEP = 255;
   // Of a long text so many sequences are looked up.
   const MOST_LOOKED_UP = 12;
-  const READ_AHEAD = 4;
+  const READ_AHEAD = 6;
+  // Stands behind each text of a file (features/viewer/episode_pages.py).
+  const BETWEEN_TEXTS = "\0";
+  // Letters whose small form is longer, or depends on what follows, and halves of characters.
+  const UNEVEN = /([\u0130\u03a3\ud800-\udfff]+)/;
 
   // Lowers the case of each character by itself, where that leaves it one character.
   viewer.fold = function (text) {
-    if (/^[\x00-\x7f]*$/.test(text)) return text.toLowerCase();
-    return text.replace(/[A-Z\u0080-\uffff]/g, (character) => {
-      const lower = character.toLowerCase();
-      return lower.length === 1 ? lower : character;
-    });
+    if (!UNEVEN.test(text)) return text.toLowerCase();
+    const parts = text.split(UNEVEN);
+    return parts.map((part, k) => (k % 2 ? foldEach(part) : part.toLowerCase())).join("");
   };
+
+  function foldEach(part) {
+    let folded = "";
+    for (let k = 0; k < part.length; k += 1) {
+      const lower = part[k].toLowerCase();
+      folded += lower.length === 1 ? lower : part[k];
+    }
+    return folded;
+  }
 
   function numberOf(folded, start, length, mix) {
     let mixed = length;
@@ -119,31 +130,56 @@
     // The next files are read while one is looked into.
     const coming = numbers.slice(0, READ_AHEAD).map(texts);
     for (let k = 0; k < numbers.length; k += 1) {
-      const { header } = await coming.shift();
+      const file = await coming.shift();
       if (!isCurrent()) return;
       if (k + READ_AHEAD < numbers.length) coming.push(texts(numbers[k + READ_AHEAD]));
-      for (const i of pages.get(numbers[k])) look(found, i, header.texts[i - header.first]);
+      lookInto(found, file, pages.get(numbers[k]));
       progress();
     }
   };
 
-  function look(found, i, texts) {
-    found.looked[i] = 1;
-    for (const text of texts) {
-      const place = viewer.fold(text).indexOf(found.folded);
-      if (place >= 0) {
-        found.snippets.set(i, snippetOf(text, place, found.text.length));
-        return;
-      }
+  // Looks into all texts of a file at once, and says of the rows that ask which of them hold it.
+  function lookInto(found, { header, arrays }, rows) {
+    const { ends } = arrays;
+    const whole = textOf(arrays);
+    const folded = viewer.fold(whole);
+    const places = new Map();
+    let place = folded.indexOf(found.folded);
+    let k = 0;
+    while (place >= 0) {
+      while (ends[k] <= place) k += 1;
+      places.set(header.first + k, place);
+      // One place of an episode is enough.
+      place = folded.indexOf(found.folded, ends[k]);
     }
-    found.candidates[i] = 0;
+    for (const i of rows) {
+      found.looked[i] = 1;
+      if (places.has(i)) found.snippets.set(i, snippetOf(whole, places.get(i), found.text.length));
+      else found.candidates[i] = 0;
+    }
+  }
+
+  function textOf({ ascii, units }) {
+    if (ascii) return new TextDecoder("utf-8", { ignoreBOM: true }).decode(ascii);
+    const parts = [];
+    for (let i = 0; i < units.length; i += 8192) {
+      parts.push(String.fromCharCode(...units.subarray(i, i + 8192)));
+    }
+    return parts.join("");
   }
 
   // [before, found, after], of one line.
-  function snippetOf(text, place, length) {
+  function snippetOf(whole, at, length) {
     const line = (part) => part.replace(/\s+/g, " ");
+    // The text itself, without its neighbours in the file.
+    const begins = whole.lastIndexOf(BETWEEN_TEXTS, at) + 1;
+    const ends = whole.indexOf(BETWEEN_TEXTS, at);
+    const near = whole.slice(Math.max(begins, at - 200), Math.min(ends, at + length + 200));
+    // A copy: a slice would keep the whole file in memory.
+    const text = JSON.parse(JSON.stringify(near));
+    const place = at - Math.max(begins, at - 200);
     return [
-      (place > 30 ? "…" : "") + line(text.slice(Math.max(0, place - 30), place)),
+      (at - begins > 30 ? "…" : "") + line(text.slice(Math.max(0, place - 30), place)),
       line(text.slice(place, place + length)),
       line(text.slice(place + length, place + length + 120)),
     ];

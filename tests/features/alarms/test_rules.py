@@ -158,6 +158,7 @@ def test_a_state_of_an_older_version_is_read(has_all: bool) -> None:
             "spread": spread if has_all else {"past": [], "flat": 0, "last": 0},
         },
         "lengths": {"fewest_cut": 0.125 if has_all else 1.0},
+        "turn_costs": {"most_turns": 0.0, "most_won": 0.0, "pay": 0.0},
     }
     again = Alarms(made_run())
     again.load_state_dict(alarms.state_dict())

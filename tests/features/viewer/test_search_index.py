@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from features.viewer import search_index
 from features.viewer.data_files import DataFolder
+from features.viewer.episode_pages import joined_texts
 from features.viewer.search_index import (
     FILE_SHIFT,
     LONG_STEP,
@@ -88,3 +89,27 @@ def test_two_sequences_that_share_a_number_are_told_by_their_check() -> None:
 def test_a_hundred_thousand_sequences_have_checks_of_their_own() -> None:
     numbers = numbers_of([f"{number:05d}" for number in range(100_000)])
     assert len(np.unique(numbers, axis=0)) == 10 + 100 + 1000 + 10_000 + 100_000
+
+
+@pytest.mark.parametrize(
+    ("episodes", "name"),
+    [
+        ([["one", "two"], [], ["three"]], "ascii"),
+        ([["Ünï", "\U0001f600 x"], ["plain"]], "units"),
+        ([["lone \ud800"], ["漢字"]], "units"),
+        ([["a\0b"], ["c"]], "ascii"),
+    ],
+)
+def test_a_file_holds_its_texts_as_one_with_the_end_of_each_episode(
+    episodes: list[list[str]], name: str
+) -> None:
+    arrays = joined_texts(episodes)
+    assert set(arrays) == {"ends", name}
+    start = 0
+    for texts, end in zip(episodes, arrays["ends"].tolist(), strict=True):
+        encoding = "ascii" if name == "ascii" else "utf-16-le"
+        part = arrays[name][start:end].tobytes().decode(encoding, "surrogatepass")
+        # What marks the end of a text is a blank within one.
+        assert part == "".join(text.replace("\0", " ") + "\0" for text in texts)
+        start = end
+    assert start == len(arrays[name])

@@ -48,6 +48,9 @@ def episode_metrics(
     metrics["agent/episodes"] = float(len(episodes))
     metrics["agent/failed"] = float(sum(endings[ending] for ending in FAILURES))
     metrics["agent/cut_turns"] = float(sum(episode["cut_turns"] for episode in episodes))
+    metrics["agent/cut_observations"] = float(
+        sum(episode["cut_observations"] for episode in episodes)
+    )
     metrics["agent/masked"] = float(sum(episode["masked"] for episode in episodes))
     metrics["agent/retries"] = float(sum(episode["attempts"] - 1 for episode in episodes))
     metrics["agent/masked_groups"] = float(len(masked_groups))
@@ -137,6 +140,7 @@ def tool_metrics(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         failed = [call for call in tool_calls if not call["ok"]]
         metrics[f"tool/{name}/calls"] = float(len(tool_calls))
         metrics[f"tool/{name}/failures"] = float(len(failed))
+        metrics[f"tool/{name}/cut"] = float(sum("chars_left_out" in call for call in tool_calls))
         metrics[f"tool/{name}/seconds"] = float(np.mean([call["seconds"] for call in tool_calls]))
     failures = Counter(call["error_kind"] for call in calls if not call["ok"])
     for kind, count in failures.items():

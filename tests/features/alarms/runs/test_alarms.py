@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 
 from features.alarms.catalogue import ADVICE
 from features.alarms.monitor import Alarms
+from features.alarms.rules import slow_episodes
 from tests.e2e.test_agents import forgetful_game as forgetful_game
 from tests.e2e.test_agents import game_config, playing, playing_in_turn
 from tests.e2e.test_training import read_steps, tiny_config
@@ -218,6 +220,49 @@ def test_a_reward_bug_that_pays_for_empty_answers_is_named(tiny_game: Path, tmp_
     assert not alarms[0] and "silence_paid" in alarms[3], f"rang: {alarms}"
 
 
+STORIES = Path(__file__).parents[2] / "viewer/runs/story_games.py"
+# name: (the game, the alarm, its own settings, the step by which it rings)
+GAMES_WITH_FAULTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
+    "some seeds are slow": ("SlowSeeds", "episodes_slow", ("data.train_batch_size=16",), 4),
+    "replies are cut": ("Wordy", "observations_cut", ("agent.max_observation_chars=80",), 2),
+}
+
+
+@pytest.mark.parametrize("what", GAMES_WITH_FAULTS)
+def test_a_game_that_is_at_fault_is_named(
+    tiny_game: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a machine that others use a step takes many times as long, and the game as long as always.
+    monkeypatch.setattr(slow_episodes, "LEAST_SHARE", 0.02)
+    game, name, settings, steps = GAMES_WITH_FAULTS[what]
+    own = (f"agent.environment.path={STORIES}", f"agent.environment.cls={game}")
+    number = f"trainer.total_training_steps={steps}"
+    alarms = watch(game_config(tiny_game, tmp_path, *GRPO[:3], *own, number, *settings))
+    assert not alarms[0] and name in set().union(*alarms), f"rang: {alarms}"
+
+
+def test_a_resume_with_another_learning_rate_is_named_first(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    settings = ("trainer.save_freq=1", "trainer.resume_mode=auto", *GRPO)
+    first = (*settings, "trainer.total_training_steps=2")
+    assert not any(watch(game_config(tiny_game, tmp_path, *first)))
+    rate = "actor_rollout_ref.actor.optim.lr=0.2"
+    second = (*settings, "trainer.total_training_steps=3", rate)
+    watch(game_config(tiny_game, tmp_path, *second))
+    told = [
+        event
+        for line in (tmp_path / "events.jsonl").read_text().splitlines()
+        for event in [json.loads(line)]
+        if event["kind"] == "alarm"
+    ]
+    assert told[0]["name"] in ("kl_jump", "kl_explodes") and told[0]["step"] == 3
+    assert (
+        "behind step 2 the run went on with actor_rollout_ref.actor.optim.lr=0.2"
+        in (told[0]["text"])
+    )
+
+
 @pytest.mark.parametrize(
     "settings",
     [GRPO, PPO, (*GRPO, *KL), ("algorithm.adv_estimator=reinforce_plus_plus", *GRPO[1:])],
@@ -361,6 +406,7 @@ def test_every_alarm_has_its_fault() -> None:
         "forty_faults.py",
         "test_silent_faults.py",
         "../../../e2e/test_tools_training.py",
+        "../test_episode_rules.py",
     )
     text = "".join((folder / name).read_text() for name in files)
     tried.update(re.findall(r'"(?:alarms/)?(\w+)"', text))
