@@ -28,6 +28,7 @@ import torch
 from custom.agent import AgentSpec
 from custom.env_suite import EnvironmentSuite
 from custom.envs.person import PersonEnvironment
+from data.disk_errors import as_os_errors
 from data.protocol import DataProto
 from data.seeds import step_info
 from data.turn_tokens import TurnTokens
@@ -340,7 +341,8 @@ def _record(chat: Chat, rollout: AgentRollout, described: DataProto, episode: Ep
 
     record_config(chat.out, chat.config, 0)
     write_episodes(chat.out / "episodes", batch)
-    rollout.tokens.tokenizer.save_pretrained(chat.out / "tokenizer")
+    with as_os_errors(chat.out / "tokenizer"):
+        rollout.tokens.tokenizer.save_pretrained(chat.out / "tokenizer")
     file = from_here(chat.out / "episodes/val-0.jsonl")
     config = from_here(chat.out / "config.yaml")
     terminal.show(f"{turns} turns, reward {reward:g}, ending: {ending}; recorded in {file}")

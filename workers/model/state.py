@@ -15,6 +15,7 @@ driver saves beside it (the data's position, the seeds) stands in training/run/.
 Invariant: a checkpoint holds no pickled code, and a part whose tensors do not fit is not loaded.
 """
 
+import errno
 import json
 import logging
 import math
@@ -32,6 +33,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from data.disk_errors import as_os_errors
 from workers.model.checkpoint_reader import SafeReader
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.lora import adapter_export, whole_weights, write_adapter_settings
@@ -39,6 +41,8 @@ from workers.model.policy_model import PolicyModel
 from workers.ranks.process_groups import rank, world_size
 
 logger = logging.getLogger(__name__)
+# A folder, or a file, may not grow.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 State: TypeAlias = tuple[nn.Module, Optimizer, LambdaLR]
 
@@ -210,6 +214,8 @@ def _tensors_of(entries: Mapping[str, Any]) -> dict[str, Tensor]:
 def try_settings(module: nn.Module, tokenizer: Tokenizer) -> None:
     """Writes what a checkpoint holds beside tensors, to a folder that is removed again.
 
+    Where that folder has no room, this is left out: the run's own may have.
+
     Raises:
         ValueError: it cannot be written, such as a generation config that transformers refuses.
     """
@@ -219,6 +225,9 @@ def try_settings(module: nn.Module, tokenizer: Tokenizer) -> None:
             _write_settings(Path(folder), lm, tokenizer)
             write_adapter_settings(Path(folder), lm)
         except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                logger.warning("what checkpoints hold beside tensors is not tried: %s", error)
+                return
             cause = " ".join(str(error).split())
             raise ValueError(
                 f"{lm.config.name_or_path}: no checkpoint could be saved, as the config, the "
@@ -229,9 +238,10 @@ def try_settings(module: nn.Module, tokenizer: Tokenizer) -> None:
 
 def _write_settings(folder: Path, lm: nn.Module, tokenizer: Tokenizer) -> None:
     """Writes tokenizer, config and generation config of a language model."""
-    tokenizer.save_pretrained(folder)
-    lm.config.save_pretrained(folder)
-    lm.generation_config.save_pretrained(folder)
+    with as_os_errors(folder):
+        tokenizer.save_pretrained(folder)
+        lm.config.save_pretrained(folder)
+        lm.generation_config.save_pretrained(folder)
 
 
 def huggingface_export(
@@ -257,7 +267,8 @@ def huggingface_export(
         folder.mkdir(parents=True, exist_ok=True)
         _write_settings(folder, lm, tokenizer)
         if write_adapters is not None:
-            lm.save_pretrained(folder, state_dict=gathered)
+            with as_os_errors(folder):
+                lm.save_pretrained(folder, state_dict=gathered)
             write_adapters()
 
     return write
