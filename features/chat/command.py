@@ -41,7 +41,7 @@ from training.config.loader import ConfigError, load_config
 from training.config.resources.files import unwritable_folder
 from training.features import features
 from training.run.files import from_here
-from training.run.model_source import local_model, tokenizer_folder
+from training.run.model_source import local_model, reading_model, tokenizer_folder
 from training.run.named_model import CannotUse
 from training.run.recorded_config import record_config
 from training.run.signals import EndingSignals
@@ -195,11 +195,12 @@ def _model(place: str, chat: Chat) -> Iterator[tuple[ModelSpec, BaseRollout]]:
         yield spec, PersonEngine(config, spec, tokens, chat.terminal)
         return
     with local_model(place, rollout.dtype) as folder:
-        spec = ModelSpec(settings, folder.path, device)
-        engine = build_rollout(config.resolved_rollout, spec)
-        lm = spec.causal_lm(trainable=False)
-        engine.update_weights(iter_weights(lm, lm.dtype), weight_manifest(lm))
-        del lm
+        with reading_model(place):
+            spec = ModelSpec(settings, folder.path, device)
+            engine = build_rollout(config.resolved_rollout, spec)
+            lm = spec.causal_lm(trainable=False)
+            engine.update_weights(iter_weights(lm, lm.dtype), weight_manifest(lm))
+            del lm
         yield spec, engine
 
 

@@ -26,7 +26,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dcp_state
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -34,7 +33,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from data.disk_errors import as_os_errors
-from workers.model.checkpoint_reader import SafeReader
+from training.config.plain_files import read_plain_text
+from workers.model.checkpoint_reader import SafeReader, load_tensors
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.lora import adapter_export, whole_weights, write_adapter_settings
 from workers.model.policy_model import PolicyModel
@@ -108,7 +108,7 @@ def load(folder: Path, state: State, contents: Collection[str]) -> None:
 
 def _load_scheduler(scheduler: LambdaLR, folder: Path) -> None:
     """Puts the schedule at the saved place; warns where the learning rate is then another."""
-    place = json.loads((folder / PARTS["extra"]).read_text())
+    place = _place_of_schedule(folder / PARTS["extra"])
     # Sets the learning rates too; `step` would warn that no step of the optimiser came before.
     scheduler._update_lr(place["last_epoch"])
     rate = scheduler.get_last_lr()[0]
@@ -120,6 +120,22 @@ def _load_scheduler(scheduler: LambdaLR, folder: Path) -> None:
             saved_rate,
             rate,
         )
+
+
+def _place_of_schedule(file: Path) -> dict[str, Any]:
+    """Reads where a schedule stood.
+
+    Raises:
+        ValueError: the file does not say.
+    """
+    try:
+        place = json.loads(read_plain_text(file))
+        is_place = type(place["last_epoch"]) is int and type(place.get("lr", 0.0)) in (int, float)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_place = False
+    if not is_place:
+        raise ValueError(f"{file} does not say where the schedule stood: it has no last_epoch")
+    return dict(place)
 
 
 def _load_optimizer(module: nn.Module, optimizer: Optimizer, folder: Path) -> None:
@@ -144,7 +160,7 @@ def _load_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
     """
     reader = SafeReader(folder)
     require_fit(reader, {name: tensor.shape for name, tensor in tensors.items()})
-    dcp.load(tensors, storage_reader=reader, no_dist=world_size() == 1)
+    load_tensors(tensors, reader, no_dist=world_size() == 1)
 
 
 def require_fit(reader: SafeReader, wanted: Mapping[str, torch.Size]) -> None:
