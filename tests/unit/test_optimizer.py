@@ -16,6 +16,7 @@ from tests.e2e.test_training import tiny_argv, tiny_config, train
 from training.config import OptimConfig
 from training.config.loader import load_config
 from training.config.resources.user_code import check_optimizers
+from workers.model import state
 from workers.model.muon import MuonAndAdamW, matrices_and_others
 from workers.model.optimizer import build_optimizer, try_optimizer
 
@@ -109,6 +110,21 @@ def test_both_parts_go_on_from_a_state_and_with_a_schedules_rate() -> None:
     for name, tensor in one.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
     assert len(second.state) == len(list(other.parameters()))
+
+
+def test_a_part_without_a_gradient_begins_with_its_own_optimisers_state() -> None:
+    """As a checkpoint asks for it: a router's correction is AdamW's, whatever Muon keeps."""
+    lm = model(tied=False)
+    optimizer = build_optimizer(lm, OptimConfig(optimizer="Muon", lr=0.01))
+    norm = lm.model.norm.weight
+    for parameter in lm.parameters():
+        parameter.grad = None if parameter is norm else torch.ones_like(parameter)
+    optimizer.step()
+    assert norm not in optimizer.state
+    state._begin_missing_states(optimizer)
+    assert set(optimizer.state[norm]) == {"step", "exp_avg", "exp_avg_sq"}
+    norm.grad = torch.ones_like(norm)
+    optimizer.step()
 
 
 def test_an_optimiser_of_ones_own_file_trains(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import errno
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -210,8 +210,15 @@ def _begin_missing_states(optimizer: Optimizer) -> None:
     them out, and makes the same zeros with their first gradient; a checkpoint has them, since what
     reads it asks for every parameter.
     """
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    known = next(each for each in parameters if each in optimizer.state)
+    for group in optimizer.param_groups:
+        # Another group's may have other entries: Muon's matrices and AdamW's rest.
+        known = next((each for each in group["params"] if each in optimizer.state), None)
+        if known is not None:
+            _begin_like(known, group["params"], optimizer)
+
+
+def _begin_like(known: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer) -> None:
+    """Gives those of a group's parameters that have no state zeros in the form of another's."""
     for parameter in parameters:
         if parameter in optimizer.state:
             continue
