@@ -51,6 +51,7 @@ from data.batch_fields import FIELDS as FIELDS
 from data.batch_fields import Field as Field
 from data.batch_parts import Columns, Tensors
 from data.batch_parts import union_tensor_dict as union_tensor_dict
+from data.plain_pickles import reading_plainly
 from data.tensor_bytes import from_bytes, to_bytes
 
 MetaInfo = dict[str, Any] | None
@@ -401,7 +402,8 @@ class DataProto:
     @classmethod
     def load_from_disk(cls, filepath: str | Path) -> DataProto:
         """Reads what `save_to_disk` wrote, onto the CPU."""
-        content = torch.load(filepath, weights_only=True, map_location="cpu")
+        with reading_plainly(filepath):
+            content = torch.load(filepath, weights_only=True, map_location="cpu")
         arrays = {key: array.numpy() for key, array in content["arrays"].items()}
         for key, text in content["objects"].items():
             arrays[key] = object_array(json.loads(text))

@@ -14,8 +14,8 @@ they are with them. A run calls, on the driver:
 
 With `trainer.async_level` steps are played ahead of the one that is trained on, in threads, so that
 `generation_begins`, `played` and `generation_ends` may come at any time. Invariant: an observer
-that raises costs itself and not the run: it is off from then on, which is said once. Ctrl-C and out
-of memory pass through.
+that raises, or asks for the end by sys.exit(), costs itself and not the run: it is off from then
+on, which is said once. Ctrl-C and out of memory pass through.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 RAISES = False
 
 Metrics = dict[str, float]
+# What an observer does not keep to itself: Ctrl-C, a generator's end, and memory that ran out.
+PASSED_ON = (KeyboardInterrupt, GeneratorExit, MemoryError, torch.OutOfMemoryError)
 # A checkpoint is read without code of anybody's, and so without larger numbers than these.
 LARGEST_BITS = 2000
 # Rows of validation: mappings with `input` and `output` (text) and `score` (a number).
@@ -371,9 +373,10 @@ class Observers:
         """Switches the observer off where the block raises, and says so."""
         try:
             yield
-        except (MemoryError, torch.OutOfMemoryError):
+        except PASSED_ON:
             raise
-        except Exception as error:
+        # Also what is no Exception: sys.exit(), a cancelled task, a panic of a library in Rust.
+        except BaseException as error:
             if RAISES:
                 raise
             if name not in self.off:

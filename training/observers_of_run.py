@@ -60,9 +60,9 @@ def _of_features(run: ObservedRun) -> dict[str, Observer]:
     for name, feature in brought:
         try:
             observer = load_object(str(feature.observer), f"feature {name}")(run)
-        except MemoryError:
+        except training.observers.PASSED_ON:
             raise
-        except Exception:
+        except BaseException:
             if training.observers.RAISES:
                 raise
             logger.warning("the run goes on without the feature %s", name, exc_info=True)
@@ -88,9 +88,9 @@ def _of_user(source: str, run: ObservedRun) -> tuple[str, Observer]:
     make: Any = kind
     try:
         return kind.__name__, make(*arguments)
-    except MemoryError:
+    except training.observers.PASSED_ON:
         raise
-    except Exception as error:
+    except BaseException as error:
         # Asked for by name: the run is not begun without it.
         raise ConfigError(
             [f"{KEY}={source} cannot be made: {type(error).__name__}: {error}"]

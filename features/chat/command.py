@@ -28,6 +28,7 @@ import torch
 from custom.agent import AgentSpec
 from custom.env_suite import EnvironmentSuite
 from custom.envs.person import PersonEnvironment
+from data.disk_errors import as_os_errors
 from data.protocol import DataProto
 from data.seeds import step_info
 from features.chat.players import Calls, CallsHere, PersonEngine, ShownCalls
@@ -39,7 +40,7 @@ from training.config.loader import ConfigError, load_config
 from training.config.resources.files import unwritable_folder
 from training.features import features
 from training.run.files import from_here
-from training.run.model_source import local_model, tokenizer_folder
+from training.run.model_source import local_model, reading_model, tokenizer_folder
 from training.run.named_model import CannotUse
 from training.run.recorded_config import record_config
 from training.run.signals import EndingSignals
@@ -192,11 +193,12 @@ def _model(place: str, chat: Chat) -> Iterator[tuple[ModelSpec, BaseRollout]]:
         yield spec, PersonEngine(config, spec, tokens, chat.terminal)
         return
     with local_model(place, rollout.dtype) as folder:
-        spec = ModelSpec(settings, folder.path, device)
-        engine = build_rollout(config.resolved_rollout, spec)
-        lm = spec.causal_lm(trainable=False)
-        engine.update_weights(iter_weights(lm, lm.dtype), weight_manifest(lm))
-        del lm
+        with reading_model(place):
+            spec = ModelSpec(settings, folder.path, device)
+            engine = build_rollout(config.resolved_rollout, spec)
+            lm = spec.causal_lm(trainable=False)
+            engine.update_weights(iter_weights(lm, lm.dtype), weight_manifest(lm))
+            del lm
         yield spec, engine
 
 
@@ -332,7 +334,8 @@ def _record(chat: Chat, rollout: AgentRollout, described: DataProto, episode: Ep
 
     record_config(chat.out, chat.config, 0)
     write_episodes(chat.out / "episodes", batch)
-    rollout.tokens.tokenizer.save_pretrained(chat.out / "tokenizer")
+    with as_os_errors(chat.out / "tokenizer"):
+        rollout.tokens.tokenizer.save_pretrained(chat.out / "tokenizer")
     file = from_here(chat.out / "episodes/val-0.jsonl")
     config = from_here(chat.out / "config.yaml")
     terminal.show(f"{turns} turns, reward {reward:g}, ending: {ending}; recorded in {file}")

@@ -22,13 +22,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from data.plain_pickles import NotPlain, reading_plainly
 from training.config import ModelConfig
 from workers.model.builder import ModelSpec, torch_dtype
-from workers.model.checkpoint_reader import SafeReader, read_portions
+from workers.model.checkpoint_reader import SafeReader, load_tensors, read_portions
 from workers.model.lora import adapter_export, add_adapters
 from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.model.state import model_tensors, require_fit
@@ -133,14 +133,15 @@ def _read_lm(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
     Raises:
         ValueError: the folder lacks tensors of the model, which would be random numbers.
     """
-    lm, found = AutoModelForCausalLM.from_pretrained(
-        spec.path,
-        config=spec.hf_config,
-        dtype=dtype,
-        trust_remote_code=spec.config.trust_remote_code,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
+    with reading_plainly(spec.path):
+        lm, found = AutoModelForCausalLM.from_pretrained(
+            spec.path,
+            config=spec.hf_config,
+            dtype=dtype,
+            trust_remote_code=spec.config.trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     lacking = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
     if lacking:
         raise ValueError(
@@ -160,7 +161,7 @@ def _with_saved_adapters(weights: EvaluatedWeights, spec: ModelSpec) -> nn.Modul
     tensors = model_tensors(module)
     reader = SafeReader(weights.folder)
     require_fit(reader, {name: tensor.shape for name, tensor in tensors.items()})
-    dcp.load(tensors, storage_reader=reader, no_dist=True)
+    load_tensors(tensors, reader, no_dist=True)
     return lm
 
 
@@ -174,8 +175,11 @@ def _with_peft_adapters(folder: str, spec: ModelSpec) -> nn.Module:
 
     lm = _read_lm(spec, torch.float32)
     try:
-        merge: Callable[[], nn.Module] = PeftModel.from_pretrained(lm, folder).merge_and_unload
+        with reading_plainly(folder):
+            merge: Callable[[], nn.Module] = PeftModel.from_pretrained(lm, folder).merge_and_unload
         return merge()
+    except NotPlain:
+        raise
     # Shapes that do not fit, and layers that are not there.
     except (RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from data.disk_errors import as_os_errors
 from training.run.checkpoint_weights import PolicyWeights, cast, read_model_config
 from training.run.model_source import CheckpointModel
 from training.run.named_model import CannotUse
@@ -128,8 +129,8 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
         OSError: it cannot be written.
     """
     try:
-        save_file(tensors, path, metadata=METADATA)
-    # The library raises its own kind, also for a full disk.
+        with as_os_errors(path):
+            save_file(tensors, path, metadata=METADATA)
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
     path.chmod(0o644)

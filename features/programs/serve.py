@@ -29,7 +29,7 @@ from features.programs.spec import ProgramSpec
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
 from training.config.side_services import side_services
-from training.run.model_source import CannotUse, local_model, tokenizer_folder
+from training.run.model_source import CannotUse, local_model, reading_model, tokenizer_folder
 from training.run.signals import EndingSignals
 from workers.model.builder import ModelSpec, find_device
 from workers.ranks import worker_process
@@ -100,11 +100,12 @@ def serving_model(place: str, config: PPOConfig) -> Iterator[tuple[ModelSpec, Ba
     dtype = config.actor_rollout_ref.rollout.dtype
     settings = replace(config.actor_rollout_ref.model, dtype=dtype)
     with local_model(place, dtype) as folder:
-        spec = ModelSpec(settings, folder.path, device)
-        engine = build_rollout(config.resolved_rollout, spec)
-        lm = spec.causal_lm(trainable=False)
-        engine.update_weights(iter_weights(lm, lm.dtype), weight_manifest(lm))
-        del lm
+        with reading_model(place):
+            spec = ModelSpec(settings, folder.path, device)
+            engine = build_rollout(config.resolved_rollout, spec)
+            lm = spec.causal_lm(trainable=False)
+            engine.update_weights(iter_weights(lm, lm.dtype), weight_manifest(lm))
+            del lm
         yield spec, engine
 
 

@@ -291,7 +291,8 @@ def test_a_disk_full_at_the_last_checkpoint_costs_that_alone_and_is_said_in_a_li
     assert (code, (tmp_path / "report.png").exists()) == (1, True)
     assert "reward curve: " in out
     assert err.splitlines()[-1].startswith(
-        f"the last checkpoint, of step 2, was not saved (is the disk full?); {left}"
+        "the last checkpoint, of step 2, was not saved (files may have 200,000 bytes here, see "
+        f"ulimit -f); {left}"
     )
     assert "Traceback" not in err
 

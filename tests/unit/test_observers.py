@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,9 +98,60 @@ def test_in_our_suite_it_fails_the_test() -> None:
         Observers(plain_run(), {"raising": Raising(KeyError("mine"))}).step_made(report())
 
 
+class Panic(BaseException):
+    """As what a library in Rust raises."""
+
+
 @pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), SystemExit(3), MemoryError(), torch.OutOfMemoryError()]
+    "error", [SystemExit(3), SystemExit(), asyncio.CancelledError(), Panic("index out of range")]
 )
+def test_what_is_no_exception_costs_the_observer_alone_too(
+    costs_itself: None, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    observers = Observers(plain_run(), {"raising": Raising(error), "counts": Counts()})
+    assert observers.step_made(report()) == {"mine/steps": 1.0}
+    assert observers.off == {"raising"}
+    assert f"the run goes on without it: {type(error).__name__}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        *("went_to", "run_started", "generation_begins", "generation_ends", "validation_begins"),
+        *("played", "scored", "update_begins", "step_made", "validated", "checkpoint_saved"),
+        *("step_logged", "wants_to_stop", "run_ended", "summary", "closed", "state_dict"),
+        "load_state_dict",
+    ],
+)
+def test_an_observer_may_leave_by_sys_exit_wherever_it_is_called(
+    costs_itself: None, called: str
+) -> None:
+    def leave(*arguments: Any) -> None:
+        sys.exit("enough")
+
+    leaving = type("Leaves", (Observer,), {called: leave})()
+    observers = Observers(plain_run(), {"leaves": leaving, "counts": Counts()})
+    batch = DataProto()
+    observers.load_state_dict({"leaves": {"a": 1}})
+    observers.went_to(0)
+    with observers.watching(0):
+        observers.validation_begins(0)
+        with observers.generating(1, validate=False):
+            observers.played(batch)
+        observers.update_begins(batch, 1)
+        observers.scored(batch, torch.zeros(0, 0))
+        assert observers.step_made(report()) == {"mine/steps": 1.0}
+        observers.validated(1, {}, [])
+        observers.checkpoint_saved(1)
+        observers.step_logged({"loss": 1.0})
+        observers.stop_if_asked()
+        assert observers.state_dict()["counts"] == {"steps": 1}
+    assert observers.summaries() == []
+    observers.closed()
+    assert observers.off == {"leaves"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), torch.OutOfMemoryError()])
 def test_ctrl_c_and_out_of_memory_pass_through(costs_itself: None, error: BaseException) -> None:
     with pytest.raises(type(error)):
         Observers(plain_run(), {"raising": Raising(error)}).step_made(report())

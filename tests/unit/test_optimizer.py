@@ -116,6 +116,24 @@ def test_both_parts_go_on_from_a_state_and_with_a_schedules_rate() -> None:
     assert len(second.state) == len(list(other.parameters()))
 
 
+def test_a_part_without_a_gradient_begins_with_its_own_optimisers_state() -> None:
+    """A checkpoint holds what there is: a router's correction is AdamW's, whatever Muon keeps."""
+    lm = model(tied=False)
+    optimizer = build_optimizer(lm, OptimConfig(optimizer="Muon", lr=0.01))
+    norm = lm.model.norm.weight
+    for parameter in lm.parameters():
+        parameter.grad = None if parameter is norm else torch.ones_like(parameter)
+    optimizer.step()
+    assert norm not in optimizer.state
+    saved = model_state.optimizer_tensors(lm, optimizer)
+    assert "state.lm_head.weight.exp_avg" in saved
+    assert not [key for key in saved if key.startswith("state.model.norm.weight")]
+    assert not optimizer.state.get(norm)
+    norm.grad = torch.ones_like(norm)
+    optimizer.step()
+    assert set(optimizer.state[norm]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
 def test_an_optimiser_of_ones_own_file_trains(tmp_path: Path) -> None:
     (tmp_path / "signs.py").write_text(OWN)
     source = f"{tmp_path}/signs.py:Signs"

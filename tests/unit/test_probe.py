@@ -251,6 +251,16 @@ def raising(hook: str, error: BaseException) -> UpdateProbe:
 
 
 @pytest.mark.usefixtures("faults_are_told")
+def test_a_probe_that_calls_sys_exit_costs_itself(
+    lm: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = build(lm, Tokens()).update_policy(make_update())
+    actor = build(lm, raising("before_step", SystemExit("enough")), Tokens())
+    assert actor.update_policy(make_update()) == expected
+    assert "probe raising is switched off" in caplog.text and "SystemExit: enough" in caplog.text
+
+
+@pytest.mark.usefixtures("faults_are_told")
 @pytest.mark.parametrize("hook", [*HOOKS, "metrics_of"])
 def test_a_probe_that_raises_costs_itself_and_is_told_of_once(
     lm: nn.Module, hook: str, caplog: pytest.LogCaptureFixture

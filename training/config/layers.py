@@ -88,6 +88,9 @@ class Layers:
         self._absent: dict[str, set[str]] = {}
         # The layer that is being read.
         self._layer: dict[str, Any] = {}
+        # Under which name a key's last value was given, and the one that is being translated.
+        self._names_given: dict[str, str] = {}
+        self._translated: str | None = None
 
     def _read_moved_keys(self) -> dict[str, str]:
         """Returns what older keys of features' settings are called now; reports those in use."""
@@ -190,19 +193,35 @@ class Layers:
         self.add_tree({key: value}, COMMAND_LINE)
 
     def _reset(self, key: str) -> None:
-        """Takes a key, or a section's keys, back to the default, and their problems with them."""
-        key = self._moved_to_feature(key) or key
-        beginnings = (f"{key}=", f"{key}.")
-        kept = [problem for problem in self.problems if not problem.startswith(beginnings)]
-        had_problems = len(kept) < len(self.problems)
+        """Takes a key, or a section's keys, back to the default, and their problems with them.
+
+        Values that were given under other names of the section's, older or another program's, are
+        taken back, too: with `trainer.alarms=stop ~trainer`, alarms.mode.
+        """
+        given = key
+        key = self._name_here(key)
+        known = [
+            name
+            for name in self.schema
+            if _is_inside(name, key) or _is_inside(self._names_given.get(name, name), given)
+        ]
+        beginnings = [f"{key}=", f"{key}.", f"{given}=", f"{given}."]
+        beginnings += [f"{name}{sign}" for name in known for sign in "=.["]
+        kept = [problem for problem in self.problems if not problem.startswith(tuple(beginnings))]
+        names_given = {self._names_given.get(name) for name in known}
+        foreign = [
+            name for name in self.foreign_values if _is_inside(name, given) or name in names_given
+        ]
+        was_given = bool(foreign) or len(kept) < len(self.problems)
         self.problems = kept
-        known = [name for name in self.schema if name == key or name.startswith(f"{key}.")]
-        is_known = bool(known) or had_problems or self.translator.judge(key, None) is not None
+        is_known = bool(known) or was_given or self.translator.judge(key, None) is not None
         if not is_known and self._absent_feature(key) is None:
             self._report_unknown(key, "~", COMMAND_LINE)
         for name in known:
             self.values.pop(name, None)
             self._layer.pop(name, None)
+        for name in foreign:
+            del self.foreign_values[name]
 
     def add_tree(self, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
         """Adds nested values, descending into sections and into what is unknown.
@@ -227,7 +246,7 @@ class Layers:
         if feature_key is not None:
             self._older_names.setdefault(source, {})[key] = feature_key
             value = own_links(value, key, self._name_here)
-            self.add_tree({feature_key: value}, source)
+            self._add_translated(key, {feature_key: value}, source)
             return
         if key in self.schema and _is_null(value) and self.translator.leaves_null(key):
             if value:
@@ -240,12 +259,20 @@ class Layers:
         if key in self.schema:
             self._report_contradiction(key, value, source)
             self._layer[key] = _merged(self._layer.get(key), value)
+            self._names_given[key] = self._translated or key
         elif isinstance(value, Mapping) and (value or key in self._sections):
             self.add_tree(value, source, f"{key}.")
         elif key not in self._sections:
             self._add_foreign(key, value, source)
         elif value is not None:
             self._report_section(key, value, source)
+
+    def _add_translated(self, given: str, tree: Mapping[str, Any], source: str) -> None:
+        """Adds what a key of another name is here; of several translations the first is `given`."""
+        outer = self._translated
+        self._translated = outer or given
+        self.add_tree(tree, source)
+        self._translated = outer
 
     def _report_contradiction(self, key: str, value: Any, source: str) -> None:
         """Reports a key that a file gives under an older name, too, with another value.
@@ -289,7 +316,7 @@ class Layers:
             self.foreign_values[key] = value
             for new_key, new_value in translated.items():
                 self.note(f"{key}={value} ({source}) is {new_key}={new_value} here; set", source)
-                self.add_tree({new_key: new_value}, source)
+                self._add_translated(key, {new_key: new_value}, source)
             return
         moved_key = self.translator.new_key(key)
         if moved_key is not None:
@@ -352,7 +379,7 @@ class Layers:
         # Two values of one limit are compared in the end: ours stays, whichever comes first.
         is_given = self.translator.shares_limit(new_key) and new_key in self._layer
         if not is_given:
-            self.add_tree({new_key: value}, source)
+            self._add_translated(key, {new_key: value}, source)
 
     def end_layer(self, source: str) -> None:
         """Ends the layer that is being read, whose values win over those of the layers before it.
@@ -540,6 +567,11 @@ def _sections_of(keys: Mapping[str, Leaf]) -> set[str]:
         for length in range(1, len(words)):
             sections.add(".".join(words[:length]))
     return sections
+
+
+def _is_inside(key: str, section: str) -> bool:
+    """Checks whether a dotted name is a section's, or is itself that name."""
+    return f"{key}.".startswith(f"{section}.")
 
 
 def _merged(before: Any, after: Any) -> Any:

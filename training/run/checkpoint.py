@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
+from data.disk_errors import limit_reached
 from training.config.schema.trainer import TrainerConfig
 from training.config.section import PROJECT_ROOT
 from training.run.checkpoint_contents import (
@@ -266,7 +267,7 @@ class CheckpointSaver:
         # The error itself: what Ray hands on from a rank begins with the traceback there.
         reason = str(self._error).strip().splitlines()[-1]
         raise CheckpointError(
-            f"the last checkpoint, of step {self.step}, was not saved (is the disk full?); "
+            f"the last checkpoint, of step {self.step}, was not saved ({limit_reached(reason)}); "
             f"{self.run_dir} {left}: {reason}"
         ) from self._error
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from data.plain_pickles import reading_plainly
 from data.protocol import DataProto
 from training.run.data_position import DataPosition
 from training.run.step_source import GeneratedStep
@@ -30,6 +31,16 @@ CRITIC = "critic"
 DRIVER_STATE = "data.pt"
 IN_FLIGHT = "in_flight"
 MANIFEST = "manifest.json"
+# The types of the entries of data.pt.
+ENTRY_TYPES: dict[str, tuple[type, ...]] = {
+    "global_steps": (int,),
+    "epoch": (int,),
+    "rows_done": (int,),
+    "kl_coef": (int, float),
+    "observers": (dict,),
+    "estimator": (dict,),
+    "suite": (dict, type(None)),
+}
 # In data.pt: an older checkpoint has the state of this observer alone, as an entry of its own.
 OLDER_OBSERVER = "alarms"
 
@@ -160,12 +171,23 @@ def save_driver_state(folder: Path, state: DriverState) -> None:
 
 
 def load_driver_state(folder: Path) -> DriverState:
-    """Reads `data.pt` without running code from it."""
-    entries: Mapping[str, Any] = torch.load(folder / DRIVER_STATE, weights_only=True)
+    """Reads `data.pt` without running code from it.
+
+    Raises:
+        ValueError: it is no driver's state, or holds more than tensors and numbers.
+    """
+    path = folder / DRIVER_STATE
+    with reading_plainly(path):
+        entries: Mapping[str, Any] = torch.load(path, weights_only=True)
+    if not isinstance(entries, Mapping) or "global_steps" not in entries:
+        raise ValueError(f"{path} is no state of a run: it has no number of steps")
     if OLDER_OBSERVER in entries:
         entries = {**entries, "observers": {OLDER_OBSERVER: entries[OLDER_OBSERVER]}}
-    known = {item.name for item in fields(DriverState)}
-    return DriverState(**{name: value for name, value in entries.items() if name in known})
+    known = {item.name: entries[item.name] for item in fields(DriverState) if item.name in entries}
+    for name, value in known.items():
+        if not isinstance(value, ENTRY_TYPES[name]):
+            raise ValueError(f"{path} is no state of a run: its {name} is a {type(value).__name__}")
+    return DriverState(**known)
 
 
 def save_in_flight(folder: Path, steps: Iterable[Future[GeneratedStep]]) -> None:

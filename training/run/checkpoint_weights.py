@@ -12,7 +12,6 @@ those of the model that actor/huggingface describes.
 """
 
 import math
-import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -218,7 +217,7 @@ def read_metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
         metadata = SafeReader(folder).read_metadata()
     except FileNotFoundError as error:
         raise CannotUse(f"{folder} holds no weights: {error.filename} is missing") from error
-    except (OSError, ValueError, EOFError, pickle.UnpicklingError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise CannotUse(f"{folder}/.metadata is no list of tensors: {error}") from error
     saved: dict[str, Any] = metadata.state_dict_metadata
     for name, entry in saved.items():

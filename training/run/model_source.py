@@ -24,12 +24,15 @@ from training.run.named_model import (
     find_named_model,
     require_sound,
 )
+from training.run.out_of_memory import ran_out_of_memory
 from training.run.recorded_config import settings_of_step
 
 if TYPE_CHECKING:
     from training.run.checkpoint_weights import Adapters
 
 logger = logging.getLogger(__name__)
+# So much of a library's complaint about a model is shown.
+MAX_REASON_CHARS = 300
 
 # The text for a folder that is no checkpoint.
 NOT_EXPORTED: dict[Kind, str] = {
@@ -150,6 +153,23 @@ def local_model(place: str, dtype: str = "float32") -> Iterator[ModelFolder]:
         logger.info("%s: writing its weights to %s", model.checkpoint, folder)
         _write_model(model, Path(folder), dtype)
         yield ModelFolder(folder, step_of_checkpoint(model.checkpoint), model.checkpoint)
+
+
+@contextmanager
+def reading_model(place: str) -> Iterator[None]:
+    """Raises ValueError where a folder's files make no model, which shows itself in many ways.
+
+    What memory does not hold stays as it is.
+    """
+    try:
+        yield
+    except (ValueError, OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        if ran_out_of_memory(text):
+            raise
+        raise ValueError(f"{place} cannot be read as a model: {text[:MAX_REASON_CHARS]}") from error
 
 
 def _write_model(model: CheckpointModel, out: Path, dtype: str) -> None:

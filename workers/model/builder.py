@@ -17,6 +17,7 @@ import transformers
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 
+from data.plain_pickles import reading_plainly
 from data.turn_tokens import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
 from training.config.schema.reward import ScoringModelConfig
@@ -175,13 +176,14 @@ class ModelSpec:
                     config=self.hf_config, dtype=dtype, trust_remote_code=trust
                 )
             return model, ()
-        model, info = auto_class.from_pretrained(
-            self.path,
-            config=self.hf_config,
-            dtype=dtype,
-            trust_remote_code=trust,
-            output_loading_info=True,
-        )
+        with reading_plainly(self.path):
+            model, info = auto_class.from_pretrained(
+                self.path,
+                config=self.hf_config,
+                dtype=dtype,
+                trust_remote_code=trust,
+                output_loading_info=True,
+            )
         return model, info["missing_keys"]
 
     def _check_tied_head(self, model: nn.Module) -> None:

@@ -9,13 +9,15 @@ import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from data.plain_pickles import NotPlain
 from training.config.plain_files import open_plain
 
 # The names that DCP's metadata may have, by module.
@@ -43,25 +45,40 @@ class SafeReader(dcp.FileSystemReader):
         """Reads what the folder holds.
 
         Raises:
-            pickle.UnpicklingError: it names something other than tensors.
+            NotPlain: it names something other than tensors, or files outside of the folder.
         """
         with open(open_plain(Path(self.path) / ".metadata"), "rb") as file:
-            metadata = _AllowListUnpickler(file).load()
+            metadata = _unpickled(file, f"{self.path}/.metadata")
         if not isinstance(metadata, Metadata):
-            raise pickle.UnpicklingError(
-                f"{self.path}: .metadata holds a {type(metadata).__name__}"
-            )
+            raise NotPlain(f"{self.path}: .metadata holds a {type(metadata).__name__}")
         others = [
             name
             for name, entry in metadata.state_dict_metadata.items()
             if not isinstance(entry, TensorStorageMetadata)
         ]
         if others:
-            raise pickle.UnpicklingError(
-                f"{self.path}: {others} are no tensors; ours hold nothing else"
-            )
+            raise NotPlain(f"{self.path}: {others} are no tensors; ours hold nothing else")
+        self._require_own_files(metadata)
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
+
+    def _require_own_files(self, metadata: Metadata) -> None:
+        """Raises NotPlain where a tensor is said to lie elsewhere, or in no regular file."""
+        for name in {str(place.relative_path) for place in metadata.storage_data.values()}:
+            path = Path(self.path) / name
+            if Path(name).name != name or (path.exists() and not path.is_file()):
+                raise NotPlain(f"{self.path}: .metadata names {name}, which is no file of it")
+
+
+def _unpickled(file: IO[bytes], name: str) -> Any:
+    """Reads a pickle of DCP's metadata. Raises NotPlain where it is none, or names more."""
+    try:
+        return _AllowListUnpickler(file).load()
+    except NotPlain:
+        raise
+    # A damaged pickle raises what it likes.
+    except Exception as error:
+        raise NotPlain(f"{name} is no list of tensors: {type(error).__name__}: {error}") from error
 
 
 class _AllowListUnpickler(pickle.Unpickler):
@@ -70,10 +87,29 @@ class _AllowListUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Finds an allowed class, and raises UnpicklingError for others."""
         if name not in ALLOWED_NAMES.get(module, ()):
-            raise pickle.UnpicklingError(
+            raise NotPlain(
                 f"a checkpoint's metadata names {module}.{name}, which it has no reason to"
             )
         return super().find_class(module, name)
+
+
+def load_tensors(tensors: dict[str, Tensor], reader: SafeReader, *, no_dist: bool) -> None:
+    """Reads a folder's tensors into these, in place.
+
+    Raises:
+        NotPlain: a file holds something else than tensors.
+        CheckpointException: it cannot be read, on whichever rank.
+    """
+    try:
+        dcp.load(tensors, storage_reader=reader, no_dist=no_dist)
+    except CheckpointException as error:
+        for cause, _ in error.failures.values():
+            if isinstance(cause, pickle.UnpicklingError):
+                raise NotPlain(
+                    f"{reader.path} is not read: a file of it holds more than tensors, which could "
+                    "run code"
+                ) from error
+        raise
 
 
 def read_portions(
@@ -94,7 +130,7 @@ def read_portions(
             name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype)
             for name in portion
         }
-        dcp.load(tensors, storage_reader=SafeReader(folder), no_dist=True)
+        load_tensors(tensors, SafeReader(folder), no_dist=True)
         for name in portion:
             yield name, tensors[name]
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
+from data.disk_errors import as_os_errors
 from training.config import ModelConfig
 from workers.ranks.process_groups import rank
 from workers.ranks.sharding import full_tensor
@@ -217,7 +218,9 @@ def adapter_export(folder: Path, lm: nn.Module) -> Callable[[], None]:
     def write() -> None:
         if adapters:
             write_adapter_settings(folder, lm)
-            save_file(adapters, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+            file = folder / "adapter_model.safetensors"
+            with as_os_errors(file):
+                save_file(adapters, file, metadata={"format": "pt"})
 
     return write
 

@@ -40,6 +40,8 @@ from workers.model.update_metrics import MetricSums
 
 # Where this environment variable is `raise`, a probe's fault ends the run, as in our tests.
 FAULTS = "PROBE_FAULTS"
+# What a probe does not keep to itself.
+PASSED_ON = (KeyboardInterrupt, GeneratorExit, MemoryError, torch.OutOfMemoryError)
 
 # Loss of a micro-batch in its layout, its part of the mini-batch's, with a gradient.
 LossOf = Callable[[DataProto, ForwardBatch], Tensor]
@@ -273,12 +275,13 @@ class SyncProbe(Probe):
 
 @contextmanager
 def contained(probe: Probe) -> Iterator[None]:
-    """Keeps what a probe raises in the block as its fault; out of memory passes through."""
+    """Keeps what a probe raises in the block as its fault; Ctrl-C and out of memory are not."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError):
+    except PASSED_ON:
         raise
-    except Exception as error:
+    # Also what is no Exception, such as sys.exit().
+    except BaseException as error:
         if raises_faults():
             raise
         # As text: the traceback itself would keep the tensors of its frames.

@@ -15,6 +15,7 @@ driver saves beside it (the data's position, the seeds) stands in training/run/.
 Invariant: a checkpoint holds no pickled code, and a part whose tensors do not fit is not loaded.
 """
 
+import errno
 import json
 import logging
 import math
@@ -25,20 +26,23 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dcp_state
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from workers.model.checkpoint_reader import SafeReader
+from data.disk_errors import as_os_errors
+from training.config.plain_files import read_plain_text
+from workers.model.checkpoint_reader import SafeReader, load_tensors
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.lora import adapter_export, whole_weights, write_adapter_settings
 from workers.model.policy_model import PolicyModel
 from workers.ranks.process_groups import rank, world_size
 
 logger = logging.getLogger(__name__)
+# A folder, or a file, may not grow.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 State: TypeAlias = tuple[nn.Module, Optimizer, LambdaLR]
 
@@ -104,7 +108,7 @@ def load(folder: Path, state: State, contents: Collection[str]) -> None:
 
 def _load_scheduler(scheduler: LambdaLR, folder: Path) -> None:
     """Puts the schedule at the saved place; warns where the learning rate is then another."""
-    place = json.loads((folder / PARTS["extra"]).read_text())
+    place = _place_of_schedule(folder / PARTS["extra"])
     # Sets the learning rates too; `step` would warn that no step of the optimiser came before.
     scheduler._update_lr(place["last_epoch"])
     rate = scheduler.get_last_lr()[0]
@@ -116,6 +120,22 @@ def _load_scheduler(scheduler: LambdaLR, folder: Path) -> None:
             saved_rate,
             rate,
         )
+
+
+def _place_of_schedule(file: Path) -> dict[str, Any]:
+    """Reads where a schedule stood.
+
+    Raises:
+        ValueError: the file does not say.
+    """
+    try:
+        place = json.loads(read_plain_text(file))
+        is_place = type(place["last_epoch"]) is int and type(place.get("lr", 0.0)) in (int, float)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_place = False
+    if not is_place:
+        raise ValueError(f"{file} does not say where the schedule stood: it has no last_epoch")
+    return dict(place)
 
 
 def _load_optimizer(module: nn.Module, optimizer: Optimizer, folder: Path) -> None:
@@ -147,7 +167,7 @@ def _load_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
     """
     reader = SafeReader(folder)
     require_fit(reader, {name: tensor.shape for name, tensor in tensors.items()})
-    dcp.load(tensors, storage_reader=reader, no_dist=world_size() == 1)
+    load_tensors(tensors, reader, no_dist=world_size() == 1)
 
 
 def require_fit(reader: SafeReader, wanted: Mapping[str, torch.Size]) -> None:
@@ -196,6 +216,8 @@ def _tensors_of(entries: Mapping[str, Any]) -> dict[str, Tensor]:
 def try_settings(module: nn.Module, tokenizer: Tokenizer) -> None:
     """Writes what a checkpoint holds beside tensors, to a folder that is removed again.
 
+    Where that folder has no room, this is left out: the run's own may have.
+
     Raises:
         ValueError: it cannot be written, such as a generation config that transformers refuses.
     """
@@ -205,6 +227,9 @@ def try_settings(module: nn.Module, tokenizer: Tokenizer) -> None:
             _write_settings(Path(folder), lm, tokenizer)
             write_adapter_settings(Path(folder), lm)
         except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                logger.warning("what checkpoints hold beside tensors is not tried: %s", error)
+                return
             cause = " ".join(str(error).split())
             raise ValueError(
                 f"{lm.config.name_or_path}: no checkpoint could be saved, as the config, the "
@@ -215,9 +240,10 @@ def try_settings(module: nn.Module, tokenizer: Tokenizer) -> None:
 
 def _write_settings(folder: Path, lm: nn.Module, tokenizer: Tokenizer) -> None:
     """Writes tokenizer, config and generation config of a language model."""
-    tokenizer.save_pretrained(folder)
-    lm.config.save_pretrained(folder)
-    lm.generation_config.save_pretrained(folder)
+    with as_os_errors(folder):
+        tokenizer.save_pretrained(folder)
+        lm.config.save_pretrained(folder)
+        lm.generation_config.save_pretrained(folder)
 
 
 def huggingface_export(
@@ -243,7 +269,8 @@ def huggingface_export(
         folder.mkdir(parents=True, exist_ok=True)
         _write_settings(folder, lm, tokenizer)
         if write_adapters is not None:
-            lm.save_pretrained(folder, state_dict=gathered)
+            with as_os_errors(folder):
+                lm.save_pretrained(folder, state_dict=gathered)
             write_adapters()
 
     return write

@@ -74,6 +74,60 @@ def test_the_last_override_wins_and_a_tilde_goes_back_to_the_default() -> None:
     assert loaded.sources["data.seed"] == "default"
 
 
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["trainer.alarms=stop", "~trainer"], {}),
+        (["trainer.alarms=stop", "~trainer.alarms"], {}),
+        (["trainer.alarms=stop", "~alarms"], {}),
+        (
+            [
+                "trainer.max_restarts=2",
+                "trainer.tracker_timeout_s=3",
+                "trainer.nnodes=2",
+                "~trainer",
+            ],
+            {},
+        ),
+        (["agent.command=echo", "agent.mcp_servers={a: {command: b}}", "~agent"], {}),
+        (["agent.verifiers={python: /p}", "agent.episodes_keep=3", "~agent"], {}),
+        (["agent.verifiers={python: /p}", "~agent.verifiers"], {}),
+        # Its own name is not of that section.
+        (["alarms.mode=stop", "~trainer"], {"alarms.mode": "stop"}),
+        (["trainer.alarms=stop", "alarms.mode=stop", "~trainer"], {"alarms.mode": "stop"}),
+        (["alarms.mode=stop", "trainer.alarms=stop", "~trainer"], {}),
+        (["~trainer", "trainer.alarms=stop"], {"alarms.mode": "stop"}),
+        (["trainer.alarms=stop", "~agent"], {"alarms.mode": "stop"}),
+        (["trainer.alarms=stop", "records.keep_gib=3", "~trainer"], {"records.keep_gib": 3.0}),
+        # Another program's names.
+        (["algorithm.clip_ratio=0.3", "~algorithm"], {}),
+        (["algorithm.clip_ratio=0.3", "~algorithm.clip_ratio"], {}),
+        (["actor_rollout_ref.model.lora.rank=4", "~actor_rollout_ref.model.lora"], {}),
+        (["agent.max_steps=3", "~agent.max_turn"], {}),
+        (["actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3", "~agent"], {}),
+        ([f"{ROLLOUT}.multi_turn.max_assistant_turns=3", f"~{ROLLOUT}"], {}),
+        # What is wrong goes with them.
+        (["trainer.alarms=nonsense", "~trainer"], {}),
+        ([f"{ACTOR}.no_such_key=3", f"~{ACTOR}"], {}),
+    ],
+)
+def test_a_section_s_older_keys_go_back_to_their_defaults_with_it(
+    words: list[str], kept: dict[str, Any]
+) -> None:
+    loaded = load_config(words, check=False)
+    values = dict(leaves(loaded.config))
+    given = {key for key, source in loaded.sources.items() if source != "default"}
+    assert {key: values[key].value for key in given} == kept
+
+
+def test_older_keys_of_a_file_go_back_with_their_section(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("trainer: {alarms: stop, max_restarts: 2, nnodes: 2}\n")
+    (tmp_path / "run.yaml").write_text("extends: base.yaml\nsupervisor: {max_restarts: 3}\n")
+    loaded = load_config([str(tmp_path / "run.yaml"), "~trainer"], check=False)
+    given = {key: source for key, source in loaded.sources.items() if source != "default"}
+    assert given == {"supervisor.max_restarts": "run.yaml"}
+
+
 def test_free_mappings_are_merged_key_by_key() -> None:
     config = load(f"{ROLLOUT}.engine_kwargs.vllm.a=1", f"{ROLLOUT}.engine_kwargs.vllm.b=x")
     assert config.actor_rollout_ref.rollout.engine_kwargs == {"vllm": {"a": 1, "b": "x"}}
