@@ -30,6 +30,7 @@ from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.forward_settings import ForwardSettings, forward_settings
 from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.model.packing_check import check_forward, check_training
+from workers.model.policy_model import PolicyModel
 from workers.rollout.engine import Completion, Sampling
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
@@ -67,7 +68,7 @@ class Subject:
     @classmethod
     def load(cls, family: Family, folder: Path) -> Subject:
         """Loads a folder that `Family.make` wrote."""
-        config = ModelConfig(dtype="float32", enable_gradient_checkpointing=False)
+        config = ModelConfig(path=str(folder), dtype="float32", enable_gradient_checkpointing=False)
         spec = ModelSpec(config, str(folder), torch.device("cpu"))
         lm = spec.causal_lm(trainable=True)
         rollout = RolloutConfig(
@@ -141,7 +142,8 @@ def as_batch(subject: Subject, answers: dict[int, Completion]) -> DataProto:
 def actor_of(subject: Subject, optimizer: torch.optim.Optimizer | None = None) -> object:
     """Makes the policy's worker of one rank."""
     config = ActorConfig(ppo_mini_batch_size=len(PROMPTS), grad_clip=1e9)
-    return DataParallelPPOActor(config, subject.lm, optimizer, forward=subject.settings)
+    policy = PolicyModel(subject.lm, subject.engine.banned_token_ids)
+    return DataParallelPPOActor(config, policy, optimizer, forward=subject.settings)
 
 
 def trainer_log_probs(subject: Subject, data: DataProto) -> Tensor:
@@ -160,6 +162,7 @@ def own_log_probs(subject: Subject, data: DataProto) -> Tensor:
         real = data.batch["attention_mask"][row].bool()
         ids = torch.cat([data.batch["prompts"][row], data.batch["responses"][row]])[real][None]
         logits = subject.lm(input_ids=ids, use_cache=False).logits[0].float()
+        logits[:, subject.engine.banned_token_ids] = -torch.inf
         log_probs = logits.log_softmax(-1)
         start = int(real[:width].sum())
         sampled = ids[0, start:]

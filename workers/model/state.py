@@ -34,6 +34,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from workers.model.checkpoint_reader import SafeReader
 from workers.model.checkpoint_writer import CheckpointWriter
+from workers.model.language_part import whole_model_of
 from workers.model.lora import adapter_export, whole_weights, write_adapter_settings
 from workers.model.policy_model import PolicyModel
 from workers.ranks.process_groups import rank, world_size
@@ -230,7 +231,11 @@ def try_settings(module: nn.Module, tokenizer: Tokenizer) -> None:
 def _write_settings(folder: Path, lm: nn.Module, tokenizer: Tokenizer) -> None:
     """Writes tokenizer, config and generation config of a language model."""
     tokenizer.save_pretrained(folder)
-    lm.config.save_pretrained(folder)
+    whole = whole_model_of(lm)
+    if whole is None:
+        lm.config.save_pretrained(folder)
+    else:
+        whole.write_settings(folder, lm)
     lm.generation_config.save_pretrained(folder)
 
 
@@ -240,10 +245,12 @@ def huggingface_export(
     """Prepares a Hugging Face folder: config, generation config, tokenizer; returns what writes it.
 
     With `weights` also the model, in bfloat16, adapters merged into it, and those alone in a peft
-    folder beside it; of a policy with values the language model alone. Every rank takes part in
+    folder beside it; of a policy with values the language model alone. Where that is a part of a
+    model, the folder is the whole model's, with the rest as it was read. Every rank takes part in
     gathering the weights, now; the first one alone keeps them, and is to call the result.
     """
     lm = module.lm if isinstance(module, PolicyModel) else module
+    whole = whole_model_of(lm)
     gathered: dict[str, Tensor] = {}
     write_adapters: Callable[[], None] | None = None
     if weights:
@@ -257,7 +264,10 @@ def huggingface_export(
         folder.mkdir(parents=True, exist_ok=True)
         _write_settings(folder, lm, tokenizer)
         if write_adapters is not None:
-            lm.save_pretrained(folder, state_dict=gathered)
+            if whole is None:
+                lm.save_pretrained(folder, state_dict=gathered)
+            else:
+                whole.write_weights(folder, gathered)
             write_adapters()
 
     return write
