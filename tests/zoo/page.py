@@ -35,6 +35,7 @@ COLUMNS = (
     "training",
     "resumed",
     "export",
+    "LoRA",
     "plan",
 )
 
@@ -94,6 +95,16 @@ def prove_family(family: Family, folder: Path) -> Proved:
     proved.take(
         "export", lambda: proofs.exported_is_policy(other, run, folder / "out"), ROW_TOLERANCE
     )
+    shares: list[float] = []
+
+    def prove_adapters() -> float:
+        share, difference = proofs.adapters_are_merged(family, model)
+        shares.append(share)
+        return difference
+
+    proved.take("LoRA", prove_adapters, ENGINE_TOLERANCE)
+    for share in shares:
+        proved.cells["LoRA"] = f"{share:.0%}, {proved.cells['LoRA']}"
     proved.take("plan", lambda: proofs.plan_is_made(subject))
     return proved
 
@@ -195,6 +206,10 @@ The columns; numbers are differences of sampled tokens' log-probs, in nats:
   stopped.
 - **export**: plain transformers loads `features/export`'s folder, every tensor and no other, and
   has the policy's logits; at most {row}.
+- **LoRA**: the share of the weights before the head beside which `target_modules=[all-linear]`
+  trains adapters (experts that are one tensor have none, nor have convolutions, nor layers whose
+  weights a model's code or kernels read past an adapter), and, behind two updates that moved every
+  adapter, the engine's log-probs with merged weights against the trainer's; at most {engine}.
 - **plan**: `--plan` plans the run's memory.
 
 ## Checks at the start
