@@ -146,7 +146,9 @@ class ActorRolloutRefWorker(TrainingWorker):
             check_training(lm)
         if trainable and self.config.critic.share_backbone:
             lm = PolicyValueModel(lm)
-        model = PolicyModel(lm, banned_token_ids(self.policy.rollout, self.spec))
+        # A teacher of another folder leaves out the ids that the policy leaves out.
+        policy = replace(spec, path=str(self.policy.model.path))
+        model = PolicyModel(lm, banned_token_ids(self.policy.rollout, policy))
         sharding.shard_model(model, fsdp, settings.dtype, self.device)
         return model, settings
 

@@ -10,15 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
 import workers.model.state as model_state
 from tests.conftest import PROJECT
 from tests.zoo import proofs
 from tests.zoo.families import WHOLE, WholeFamily
 from tests.zoo.proofs import ENGINE_TOLERANCE, Subject
-from training.config import ModelConfig
+from training.config import CriticModelConfig, ModelConfig
 from workers.model.builder import ModelSpec
+from workers.model.language_part import language_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -111,6 +112,18 @@ def test_text_is_played_and_trained_and_placeholders_are_never_sampled(
     assert proofs.engine_is_trainer(subject) <= 1e-5
     data = proofs.as_batch(subject, subject.play(range(len(proofs.PROMPTS))))
     assert not set(data.batch["responses"].unique().tolist()) & set(subject.engine.banned_token_ids)
+
+
+def test_a_critic_that_transformers_cannot_make_is_refused_with_what_to_set(folder: Path) -> None:
+    spec = ModelSpec(CriticModelConfig(path=str(folder)), str(folder), torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"critic\.share_backbone=true"):
+        spec.value_model()
+
+
+def test_a_language_part_that_is_no_language_model_is_refused() -> None:
+    config = Qwen3VLConfig(text_config={"hidden_size": 64}, vision_config={"depth": 1})
+    with pytest.raises(ValueError, match="no language model of the type of its .*'qwen3_vl_text'"):
+        language_config(config)
 
 
 NO_TORCHVISION = """

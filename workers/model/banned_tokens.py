@@ -28,6 +28,8 @@ def banned_token_ids(config: RolloutConfig, spec: ModelSpec) -> tuple[int, ...]:
     Raises:
         ValueError: the setting has an id that the model does not know, or that ends turns.
     """
+    if spec.whole_model is None and not config.banned_token_ids:
+        return ()
     size = spec.hf_config.vocab_size
     unknown = [token for token in config.banned_token_ids if not 0 <= token < size]
     if unknown:

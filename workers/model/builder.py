@@ -180,8 +180,15 @@ class ModelSpec:
 
     def _scalar_model(self, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
         """Builds a transformer with one output a token; returns it as `_read` does."""
+        auto_class = transformers.AutoModelForTokenClassification
+        if self.whole_model is not None and type(self.hf_config) not in auto_class._model_mapping:
+            raise ValueError(
+                f"{self.path}: transformers has no model with one output a token for model type "
+                f"'{self.hf_config.model_type}'; set critic.share_backbone=true, where the policy "
+                "has the values, or critic.model.path of another model"
+            )
         self.hf_config.num_labels = 1
-        return self._read(transformers.AutoModelForTokenClassification, dtype)
+        return self._read(auto_class, dtype)
 
     def _read(self, auto_class: Any, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
         """Builds a model, on the first rank with its weights; returns what the folder lacks, too.

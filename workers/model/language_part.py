@@ -159,6 +159,10 @@ class WholeModel:
         """
         tensors = self.saved({self.names[name]: tensor for name, tensor in trained.items()})
         tensors.update(self.rest(tensors.keys()))
+        for name, tensor in tensors.items():
+            # One expert, of several that are one tensor.
+            if tensor.untyped_storage().nbytes() > tensor.nbytes:
+                tensors[name] = tensor.clone()
         save_torch_state_dict(tensors, folder)
 
     def rest(self, written: Collection[str]) -> Iterator[tuple[str, Tensor]]:
