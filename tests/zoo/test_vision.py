@@ -122,7 +122,7 @@ def test_a_critic_that_transformers_cannot_make_is_refused_with_what_to_set(fold
 
 def test_a_language_part_that_is_no_language_model_is_refused() -> None:
     config = Qwen3VLConfig(text_config={"hidden_size": 64}, vision_config={"depth": 1})
-    with pytest.raises(ValueError, match="no language model of the type of its .*'qwen3_vl_text'"):
+    with pytest.raises(ValueError, match=r"no language model of the type of its .*'qwen3_vl_text'"):
         language_config(config)
 
 
