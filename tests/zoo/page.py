@@ -212,6 +212,33 @@ The columns; numbers are differences of sampled tokens' log-probs, in nats:
   adapter, the engine's log-probs with merged weights against the trainer's; at most {engine}.
 - **plan**: `--plan` plans the run's memory.
 
+## Models that also see or hear, on text
+
+`actor_rollout_ref.model.path` may name such a model, as Qwen3.5, Gemma 3 and Gemma 4 are
+(`qwen3_5_vision`, `gemma3_vision`, `gemma4_vision` above): its language part is built, trained and
+sampled, and nothing else of it takes memory. torchvision is needed neither by hf nor by vLLM.
+
+- What is not trained, such as the tower and heads that predict several tokens, stays in the folder
+  of the beginning, and is written bitwise as it is there with every whole model: in checkpoints by
+  `checkpoint.save_contents=[…, hf_model]`, and by `features/export`.
+  `AutoModelForImageTextToText` loads either. A checkpoint's own tensors (`actor/model`) are the
+  language part's.
+- Placeholders of pictures, films and sounds, as the configuration and the tokenizer name them, are
+  never sampled; `rollout.banned_token_ids` adds ids of your own, for any model. Trainer, reference
+  and engine (hf, vLLM) renormalise over the same other ids, so that log-probs and entropies are
+  those of what was sampled. SGLang is refused with either.
+- Rows with pictures are refused: rows here are text.
+- `override_config` reaches the settings of the language part.
+- With adapters, `rollout.lora_as_adapter=true` is refused: vLLM gets merged weights. Adapters alone
+  (`actor/adapter`, `--adapter`) have the language part's names.
+- A critic of its own is refused, as transformers has no token classifier for these parts: set
+  `critic.share_backbone=true`.
+- Language parts that transformers has no language model for are refused, such as Qwen3-VL's.
+- vLLM on a CPU computes gated delta nets in bfloat16 alone, with heads of 128
+  (`linear_key_head_dim`, `linear_value_head_dim`): seen within 0.06 nats of a trainer in bfloat16.
+
+Mistral 3, InternVL, LLaVA and Qwen3.5-MoE were tried in the same way.
+
 ## Checks at the start
 
 Whatever the family, a run tries the weights that it is given before it trains, in seconds: the

@@ -47,9 +47,10 @@ def target_layers(lm: nn.Module, wanted: Sequence[str]) -> list[str]:
     linear_layers: set[str] = set()
     others: set[str] = set()
     for name, module in lm.base_model.named_modules():
-        if isinstance(module, nn.Linear | Conv1D):
-            kinds = linear_layers if _is_plain(module) else others
-            kinds.add(name.split(".")[-1])
+        # A number, say, may be the name of a layer and of a block.
+        is_linear = isinstance(module, nn.Linear | Conv1D) and _is_plain(module)
+        kinds = linear_layers if is_linear else others
+        kinds.add(name.split(".")[-1])
     linear_layers -= others
     kinds_without = {
         "peft takes {} for parts of its experts": _names_of_experts(lm, sorted(linear_layers)),
