@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from data.protocol import DataProto
 from training import core_algos as algos
-from training.batch.head import EntropyMode
+from training.batch.head import BANNED, EntropyMode
 from training.config import (
     ActorConfig,
     CriticConfig,
@@ -302,8 +302,10 @@ def policy_loss_config(
 def mean_observation_loss(log_prob: Tensor, observation_mask: Tensor, tokens: int) -> Tensor:
     """Returns the loss of predicting observations, of which a mini-batch has so many tokens.
 
+    Tokens that are never sampled, which no policy can predict, add nothing.
+
     Args:
         log_prob, observation_mask: (rows, response_len).
     """
-    observed = observation_mask.bool()
+    observed = observation_mask.bool() & (log_prob > BANNED / 2)
     return -torch.where(observed, log_prob, 0).sum() / max(tokens, 1)

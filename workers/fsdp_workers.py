@@ -24,6 +24,7 @@ from workers.agent_rollout import AgentRollout
 from workers.critic_worker import CriticWorker as CriticWorker
 from workers.dp_actor import DataParallelPPOActor
 from workers.model import state as model_state
+from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
 from workers.model.forward_settings import ForwardSettings, forward_settings
 from workers.model.lora import adapter_export, without_adapters
@@ -145,7 +146,9 @@ class ActorRolloutRefWorker(TrainingWorker):
             check_training(lm)
         if trainable and self.config.critic.share_backbone:
             lm = PolicyValueModel(lm)
-        model = PolicyModel(lm)
+        # A teacher of another folder leaves out the ids that the policy leaves out.
+        policy = replace(spec, path=str(self.policy.model.path))
+        model = PolicyModel(lm, banned_token_ids(self.policy.rollout, policy))
         sharding.shard_model(model, fsdp, settings.dtype, self.device)
         return model, settings
 

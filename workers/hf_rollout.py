@@ -14,6 +14,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from data.play_counts import PLAYED
 from training.config import RolloutConfig
+from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.cached_rows import CachedRows, may_pad_rows
@@ -58,6 +59,7 @@ class HFRollout(BaseRollout):
     updates_in_flight = True
     casts_weights = True
     counts_tokens = True
+    bans_tokens = True
 
     def __init__(
         self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None
@@ -67,6 +69,7 @@ class HFRollout(BaseRollout):
         )
         self.device = model_config.device
         self.module = model_config.empty_causal_lm(torch_dtype(config.dtype)).to(self.device).eval()
+        self.banned_token_ids = list(banned_token_ids(config, model_config))
         self.pending: dict[str, PendingRequest] = {}
         # Whether rows of unequal length may lie side by side; None: no weights have come yet.
         self.pads_rows: bool | None = None
@@ -124,7 +127,7 @@ class HFRollout(BaseRollout):
         """Scores sequences of one length in a single pass."""
         ids = torch.tensor(sequences, device=self.device)  # (B, L)
         logits = self.module(ids, use_cache=False).logits[:, :-1]  # (B, L - 1, vocab)
-        log_probs = logits.float().log_softmax(dim=-1)
+        log_probs = self._without_banned(logits.float()).log_softmax(dim=-1)
         return log_probs.gather(2, ids[:, 1:, None]).squeeze(2).tolist()
 
     @torch.no_grad()
@@ -143,12 +146,18 @@ class HFRollout(BaseRollout):
             if 2 * len(running) <= len(batch):
                 rows.keep(running)
                 batch = [batch[i] for i in running]
-            logits = rows.next_logits()  # (B, vocab)
+            logits = self._without_banned(rows.next_logits())  # (B, vocab)
             generators = [request.generator for request in batch]
             tokens, log_probs = sample_tokens(logits, sampling, generators)
             append_tokens(batch, tokens, log_probs)
             PLAYED.tokens += len(running)
             rows.append(tokens)
+
+    def _without_banned(self, logits: Tensor) -> Tensor:
+        """Gives ids that are never sampled no probability, in place; `logits` is (..., vocab)."""
+        if self.banned_token_ids:
+            logits[..., self.banned_token_ids] = -torch.inf
+        return logits
 
 
 def append_tokens(batch: Sequence[PendingRequest], tokens: Tensor, log_probs: Tensor) -> None:

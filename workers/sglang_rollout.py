@@ -178,7 +178,7 @@ class SGLangRollout(BaseRollout):
         super().__init__(
             config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id
         )
-        self.saved = SavedForm(model_config.hf_config)
+        self.saved = SavedForm(model_config.whole_config)
         self.running: dict[asyncio.Task[dict[str, Any]], SentRequest] = {}
         self.asleep: set[Part] = set()
         passed_on = config.engine_kwargs.get("sglang", {})

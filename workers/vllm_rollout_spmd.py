@@ -11,9 +11,10 @@ ranks.
 import importlib.util
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from inspect import unwrap
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from torch import nn
 
 from training.config import PPOConfig, RolloutConfig
+from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec
 from workers.model.lora import target_layers
 from workers.rollout.base_rollout import BaseRollout
@@ -36,6 +38,7 @@ from workers.rollout.engine import (
     read_finish_reason,
 )
 from workers.rollout.kv_cache import kv_cache_bytes, plan_reserved_cache
+from workers.vllm_text_part import import_without_torchvision, text_part_args
 from workers.weight_sync.load_trial import LoadTrial
 from workers.weight_sync.manifest import Manifest, as_announced, refuse
 from workers.weight_sync.saved_form import SavedForm
@@ -78,6 +81,7 @@ class vLLMRollout(BaseRollout):
     tensor_parallel = True
     takes_adapters = True
     reads_folder = True
+    bans_tokens = True
 
     def __init__(
         self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None
@@ -87,6 +91,14 @@ class vLLMRollout(BaseRollout):
         )
         self.on_cpu = model_config.device.type == "cpu"
         self.saved = SavedForm(model_config.hf_config)
+        if model_config.whole_model is not None:
+            self.reads_folder = False
+            if config.lora_as_adapter:
+                raise ValueError(
+                    "actor_rollout_ref.rollout.lora_as_adapter=true: vLLM reads no weights of "
+                    f"{model_config.path}, whose language part alone is played, to put adapters "
+                    "beside; false sends merged weights"
+                )
         self.accepted: Manifest = {}
         # How many tokens each running request may have.
         self.max_tokens_of: dict[str, int] = {}
@@ -103,9 +115,13 @@ class vLLMRollout(BaseRollout):
         with preserved_rng(), nameless_segments():
             from vllm import EngineArgs, LLMEngine
 
+            import_without_torchvision(model_config)
             engine_args = EngineArgs(**args)
             make_room_for_experts(engine_args)
             self.engine = LLMEngine.from_engine_args(engine_args)
+        banned = banned_token_ids(config, model_config)
+        if banned:
+            self.engine.apply_model(partial(never_sample, banned))
         self.set_version(0)
 
     # Its demands on a config.
@@ -171,6 +187,7 @@ class vLLMRollout(BaseRollout):
             args["enable_chunked_prefill"] = False
             args["max_num_batched_tokens"] = max(cfg.max_num_batched_tokens, args["max_model_len"])
             args["kv_cache_memory_bytes"] = kv_cache_bytes(spec, cfg, args["max_model_len"])
+        args |= text_part_args(spec)
         return args | cfg.engine_kwargs.get("vllm", {})
 
     def _adapter_args(self, spec: ModelSpec) -> dict[str, Any]:
@@ -381,6 +398,26 @@ def _prompt_log_probs(output: Any) -> list[float]:
     ):
         log_probs.append(candidates[token].logprob)
     return log_probs
+
+
+def never_sample(token_ids: Sequence[int], model: nn.Module) -> None:
+    """Gives ids no probability, where vLLM's model computes its logits.
+
+    So they are left out of samples, of their log-probs and of those of prompts, for every request
+    and by either of vLLM's samplers. What a request can ask for is less: a bias of at most 100, a
+    list of all the others, or words that a tokenizer must know.
+    """
+    banned = torch.tensor(token_ids)
+    compute = model.compute_logits
+
+    def compute_logits(*args: Any, **kwargs: Any) -> Any:
+        logits = compute(*args, **kwargs)
+        # Of several ranks the first may have them alone.
+        if logits is None:
+            return None
+        return logits.index_fill(-1, banned.to(logits.device), -torch.inf)
+
+    model.compute_logits = compute_logits
 
 
 def forget_packed_experts(model: nn.Module) -> None:

@@ -134,6 +134,10 @@ def _read_lm(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
         ValueError: the folder lacks tensors of the model, which would be random numbers.
     """
     with reading_plainly(spec.path):
+        if spec.whole_model is not None:
+            return spec.whole_model.language_model(
+                dtype, trust_remote_code=spec.config.trust_remote_code
+            )
         lm, found = AutoModelForCausalLM.from_pretrained(
             spec.path,
             config=spec.hf_config,

@@ -114,7 +114,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="of the weights; default: rollout.dtype of the run, which it generated with",
     )
     parser.add_argument(
-        "--base", metavar="FOLDER", help="where the base model of adapters lies now"
+        "--base",
+        metavar="FOLDER",
+        help="where the base model of adapters, or of a model that also sees, lies now",
     )
     return parser
 

@@ -9,7 +9,7 @@ Invariant: at most a shard of weights is in memory at a time.
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from training.run.checkpoint_weights import PolicyWeights, cast, read_model_conf
 from training.run.model_source import CheckpointModel
 from training.run.named_model import CannotUse
 from workers.model.builder import torch_dtype
+from workers.model.language_part import WholeModel, language_config
 from workers.model.lora import NAME
 
 # Bytes of a weight file, a larger tensor alone.
@@ -55,7 +56,35 @@ def _weights(model: CheckpointModel, dtype: str) -> Iterator[tuple[str, Tensor]]
         return
     weights = PolicyWeights(model.actor)
     adapters = model.adapters() if weights.has_adapters else None
-    yield from weights.tensors(torch_dtype(dtype), adapters)
+    names = set()
+    for name, tensor in weights.tensors(torch_dtype(dtype), adapters):
+        names.add(name)
+        yield name, tensor
+    if weights.form.whole is not weights.form.model:
+        yield from _rest(model, weights.form.config, names)
+
+
+def _rest(
+    model: CheckpointModel, config: transformers.PretrainedConfig, names: Collection[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields what no language part has, such as a tower, as the folder of the beginning has it.
+
+    Raises:
+        CannotUse: nobody knows that folder, or it cannot be read.
+    """
+    place = "--base FOLDER names where that lies now"
+    if model.base_model is None:
+        raise CannotUse(
+            f"{model.checkpoint} holds the language part of model type '{config.model_type}' "
+            f"alone; the rest stands in the folder that training began with: {place}"
+        )
+    try:
+        yield from WholeModel(config, model.base_model).rest(names)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CannotUse(
+            f"what {model.checkpoint} did not train stands in {model.base_model}, which cannot be "
+            f"read ({error}): {place}"
+        ) from error
 
 
 def _written_weights(folder: Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -79,9 +108,11 @@ def _written_weights(folder: Path, dtype: torch.dtype) -> Iterator[tuple[str, Te
 def _write_config(model: CheckpointModel, out: Path, dtype: str) -> None:
     """Writes config.json, with the type of the weights and the class that reads them."""
     config: Any = read_model_config(model.huggingface)
-    config.dtype = torch_dtype(dtype)
-    model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]
-    config.architectures = [model_class.__name__]
+    # Of a model whose language part was trained the rest keeps its type, and the class its name.
+    if language_config(config) is config:
+        config.dtype = torch_dtype(dtype)
+        model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+        config.architectures = [model_class.__name__]
     config.save_pretrained(out)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 from tests.zoo.chat_forms import VOCABULARY, make_tokenizer
 
@@ -126,6 +127,48 @@ class Family:
         model.generation_config.do_sample = False
         model.save_pretrained(folder)
         make_tokenizer(self.chat).save_pretrained(folder)
+        return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeFamily(Family):
+    """Describes a family that also sees, whose language part is another family's model.
+
+    Attributes:
+        part: that family.
+        tower: settings of what sees.
+        placeholders: token ids by their names in the configuration.
+        further: shapes of tensors that its files have, and transformers reads into no model.
+    """
+
+    part: Family
+    tower: dict[str, Any]
+    placeholders: dict[str, int]
+    further: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def config(self) -> PretrainedConfig:
+        """Makes the configuration of the whole, with the part's in it."""
+        return getattr(transformers, self.config_class)(
+            text_config=self.part.config().to_dict(),
+            vision_config=self.tower,
+            tie_word_embeddings=self.part.settings["tie_word_embeddings"],
+            **self.settings | self.placeholders,
+        )
+
+    def make(self, folder: Path, seed: int = SEED) -> Path:
+        """Writes model and tokenizer to a folder, and returns it."""
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(self.config(), dtype=torch.float32)
+        draw_weights(model, seed)
+        model.generation_config.do_sample = False
+        model.save_pretrained(folder)
+        make_tokenizer(self.chat).save_pretrained(folder)
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        generator = torch.Generator().manual_seed(seed)
+        for name, shape in self.further.items():
+            tensors[name] = torch.randn(shape, generator=generator)
+        save_file(tensors, file, metadata={"format": "pt"})
         return folder
 
 
@@ -393,7 +436,76 @@ _ALL = [
     ),
 ]
 
-FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+_PARTS = {family.name: family for family in _ALL}
+_SEES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+}
+
+
+def _whole(name: str, config_class: str, **described: Any) -> WholeFamily:
+    part = _PARTS[name]
+    return WholeFamily(
+        name=f"{name}_vision",
+        config_class=config_class,
+        chat=part.chat,
+        keeps_state=part.keeps_state,
+        part=part,
+        **described,
+    )
+
+
+# The last ids of the vocabulary, which no conversation has, stand for pictures and sounds.
+_WHOLE = [
+    _whole(
+        "qwen3_5",
+        "Qwen3_5Config",
+        tower={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 4,
+            "num_position_embeddings": 16,
+        },
+        placeholders={
+            "image_token_id": 90,
+            "video_token_id": 91,
+            "vision_start_token_id": 92,
+            "vision_end_token_id": 93,
+        },
+        # Of the head that predicts several tokens.
+        further={"mtp.fc.weight": (64, 128), "mtp.norm.weight": (64,)},
+    ),
+    _whole(
+        "gemma3",
+        "Gemma3Config",
+        tower=_SEES | {"image_size": 16},
+        placeholders={"image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92},
+        settings={"mm_tokens_per_image": 4},
+    ),
+    _whole(
+        "gemma4",
+        "Gemma4Config",
+        tower=_SEES | {"num_key_value_heads": 2, "head_dim": 16},
+        placeholders={
+            "image_token_id": 90,
+            "video_token_id": 91,
+            "boi_token_id": 92,
+            "eoi_token_id": 93,
+            "audio_token_id": 94,
+        },
+        settings={"audio_config": None},
+    ),
+]
+
+FAMILIES: dict[str, Family] = {family.name: family for family in [*_ALL, *_WHOLE]}
+# Those that also see.
+WHOLE: dict[str, WholeFamily] = {family.name: family for family in _WHOLE}
 # What every run of the tests plays: one of each kind of layer.
 FAST = ("qwen3", "gemma3", "qwen3_moe", "qwen3_5")
 # What the trial at the start refuses for rollout.name=hf; the reason is the trial's own sentence.

@@ -37,6 +37,7 @@ COLUMNS = (
     "training",
     "resumed",
     "export",
+    "LoRA",
     "plan",
     "tools",
 )
@@ -97,6 +98,16 @@ def prove_family(family: Family, folder: Path) -> Proved:
     proved.take(
         "export", lambda: proofs.exported_is_policy(other, run, folder / "out"), ROW_TOLERANCE
     )
+    shares: list[float] = []
+
+    def prove_adapters() -> float:
+        share, difference = proofs.adapters_are_merged(family, model)
+        shares.append(share)
+        return difference
+
+    proved.take("LoRA", prove_adapters, ENGINE_TOLERANCE)
+    for share in shares:
+        proved.cells["LoRA"] = f"{share:.0%}, {proved.cells['LoRA']}"
     proved.take("plan", lambda: proofs.plan_is_made(subject))
     take_tools(proved)
     return proved
@@ -210,6 +221,10 @@ The columns; numbers are differences of sampled tokens' log-probs, in nats:
   stopped.
 - **export**: plain transformers loads `features/export`'s folder, every tensor and no other, and
   has the policy's logits; at most {row}.
+- **LoRA**: the share of the weights before the head beside which `target_modules=[all-linear]`
+  trains adapters (experts that are one tensor have none, nor have convolutions, nor layers whose
+  weights a model's code or kernels read past an adapter), and, behind two updates that moved every
+  adapter, the engine's log-probs with merged weights against the trainer's; at most {engine}.
 - **plan**: `--plan` plans the run's memory.
 - **tools**: the parser of the family's tool calls ([tools.md](tools.md#parsers)), with which a call
   goes round under a chat template of the family's form: the template renders it and
@@ -217,6 +232,33 @@ The columns; numbers are differences of sampled tokens' log-probs, in nats:
   its result is joined as the template renders the whole conversation. –: no parser of ours is known
   to read the family's calls; `auto` still looks at the model's own template, and `vllm:NAME` takes
   vLLM's.
+
+## Models that also see or hear, on text
+
+`actor_rollout_ref.model.path` may name such a model, as Qwen3.5, Gemma 3 and Gemma 4 are
+(`qwen3_5_vision`, `gemma3_vision`, `gemma4_vision` above): its language part is built, trained and
+sampled, and nothing else of it takes memory. torchvision is needed neither by hf nor by vLLM.
+
+- What is not trained, such as the tower and heads that predict several tokens, stays in the folder
+  of the beginning, and is written bitwise as it is there with every whole model: in checkpoints by
+  `checkpoint.save_contents=[…, hf_model]`, and by `features/export`.
+  `AutoModelForImageTextToText` loads either. A checkpoint's own tensors (`actor/model`) are the
+  language part's.
+- Placeholders of pictures, films and sounds, as the configuration and the tokenizer name them, are
+  never sampled; `rollout.banned_token_ids` adds ids of your own, for any model. Trainer, reference
+  and engine (hf, vLLM) renormalise over the same other ids, so that log-probs and entropies are
+  those of what was sampled. SGLang is refused with either.
+- Rows with pictures are refused: rows here are text.
+- `override_config` reaches the settings of the language part.
+- With adapters, `rollout.lora_as_adapter=true` is refused: vLLM gets merged weights. Adapters alone
+  (`actor/adapter`, `--adapter`) have the language part's names.
+- A critic of its own is refused, as transformers has no token classifier for these parts: set
+  `critic.share_backbone=true`.
+- Language parts that transformers has no language model for are refused, such as Qwen3-VL's.
+- vLLM on a CPU computes gated delta nets in bfloat16 alone, with heads of 128
+  (`linear_key_head_dim`, `linear_value_head_dim`): seen within 0.06 nats of a trainer in bfloat16.
+
+Mistral 3, InternVL, LLaVA and Qwen3.5-MoE were tried in the same way.
 
 ## Checks at the start
 

@@ -28,8 +28,10 @@ from workers.hf_rollout import HFRollout
 from workers.model.builder import ModelSpec
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.forward_settings import ForwardSettings, forward_settings
+from workers.model.lora import BASE, base_name
 from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.model.packing_check import check_forward, check_training
+from workers.model.policy_model import PolicyModel
 from workers.rollout.engine import Completion, Sampling
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
@@ -65,9 +67,14 @@ class Subject:
     settings: ForwardSettings
 
     @classmethod
-    def load(cls, family: Family, folder: Path) -> Subject:
-        """Loads a folder that `Family.make` wrote."""
-        config = ModelConfig(dtype="float32", enable_gradient_checkpointing=False)
+    def load(cls, family: Family, folder: Path, lora_rank: int = 0) -> Subject:
+        """Loads a folder that `Family.make` wrote; with `lora_rank` adapters alone train."""
+        config = ModelConfig(
+            path=str(folder),
+            dtype="float32",
+            enable_gradient_checkpointing=False,
+            lora_rank=lora_rank,
+        )
         spec = ModelSpec(config, str(folder), torch.device("cpu"))
         lm = spec.causal_lm(trainable=True)
         rollout = RolloutConfig(
@@ -141,7 +148,8 @@ def as_batch(subject: Subject, answers: dict[int, Completion]) -> DataProto:
 def actor_of(subject: Subject, optimizer: torch.optim.Optimizer | None = None) -> object:
     """Makes the policy's worker of one rank."""
     config = ActorConfig(ppo_mini_batch_size=len(PROMPTS), grad_clip=1e9)
-    return DataParallelPPOActor(config, subject.lm, optimizer, forward=subject.settings)
+    policy = PolicyModel(subject.lm, subject.engine.banned_token_ids)
+    return DataParallelPPOActor(config, policy, optimizer, forward=subject.settings)
 
 
 def trainer_log_probs(subject: Subject, data: DataProto) -> Tensor:
@@ -160,6 +168,7 @@ def own_log_probs(subject: Subject, data: DataProto) -> Tensor:
         real = data.batch["attention_mask"][row].bool()
         ids = torch.cat([data.batch["prompts"][row], data.batch["responses"][row]])[real][None]
         logits = subject.lm(input_ids=ids, use_cache=False).logits[0].float()
+        logits[:, subject.engine.banned_token_ids] = -torch.inf
         log_probs = logits.log_softmax(-1)
         start = int(real[:width].sum())
         sampled = ids[0, start:]
@@ -297,6 +306,37 @@ def training_is_reading(subject: Subject) -> float:
     trained, _ = actor.forward(data)
     actor.actor_module.eval()
     return largest(trained.detach() - read, data)
+
+
+@torch.no_grad()
+def adapters_are_merged(family: Family, folder: Path) -> tuple[float, float]:
+    """Trains adapters for two updates, and sends them merged to the engine.
+
+    Returns: the share of the weights before the head that have adapters; how far the engine's
+        log-probs are from those of the trainer, whose adapters stand beside the weights.
+
+    Raises:
+        AssertionError: an adapter did not move, or the engine had them before they were sent.
+    """
+    subject = Subject.load(family, folder, lora_rank=4)
+    before = weights_of(subject)
+    with torch.enable_grad():
+        check_training(subject.lm)
+        # The first moves B alone, which was zero.
+        for _ in range(2):
+            update(subject)
+    unmoved = differing(before, weights_of(subject), equal=True)
+    idle = [name for name in unmoved if base_name(name) is None]
+    assert not idle, f"these did not move: {', '.join(idle)}"
+    adapted = 0
+    total = 0
+    for name, parameter in subject.lm.base_model.named_parameters():
+        if base_name(name) is not None:
+            total += parameter.numel()
+            adapted += parameter.numel() * (BASE in name)
+    assert engine_is_trainer(subject) > ENGINE_TOLERANCE, "the update moved nothing"
+    subject.sync()
+    return adapted / total, engine_is_trainer(subject)
 
 
 def plan_is_made(subject: Subject) -> bool:

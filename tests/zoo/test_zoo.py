@@ -25,7 +25,12 @@ from training.config.row_layout import describe_layout, names_a_state
 from workers.model.attention import NAME
 from workers.model.builder import ModelSpec
 from workers.model.forward_settings import forward_settings
-from workers.model.packing_check import check_forward, check_shared_sequences, keeps_state
+from workers.model.packing_check import (
+    check_forward,
+    check_shared_sequences,
+    check_training,
+    keeps_state,
+)
 from workers.rollout.cached_rows import may_pad_rows
 from workers.rollout.kv_cache import kv_cache_bytes
 
@@ -142,6 +147,33 @@ def test_plain_transformers_loads_the_export_and_computes_the_policy(
     pytest.importorskip("features.export.export")
     own = Subject.load(subject.family, subject.folder)
     assert proofs.exported_is_policy(own, tmp_path / "run", tmp_path / "out") <= ROW_TOLERANCE
+
+
+def test_adapters_learn_and_merged_weights_compute_what_they_do(subject: Subject) -> None:
+    pytest.importorskip("peft")
+    share, difference = proofs.adapters_are_merged(subject.family, subject.folder)
+    assert 0.3 < share < 1
+    assert difference <= ENGINE_TOLERANCE
+
+
+def test_a_layer_whose_weight_is_read_past_its_adapter_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    folder = str(FAMILIES["jamba"].make(tmp_path / "jamba"))
+    settings = {"lora_rank": 4, "target_modules": ["dt_proj", "x_proj"]}
+    spec = ModelSpec(ModelConfig(path=folder, **settings), folder, torch.device("cpu"))
+    with pytest.raises(ValueError, match="reads the weight of dt_proj past the adapters"):
+        spec.causal_lm(trainable=True)
+
+
+def test_adapters_that_a_kernel_reads_past_are_found_before_training(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    folder = FAMILIES["qwen3"].make(tmp_path / "qwen3")
+    subject = Subject.load(FAMILIES["qwen3"], folder, lora_rank=4)
+    for layer in subject.lm.base_model.layers:
+        adapted = layer.mlp.up_proj
+        adapted.forward = adapted.base_layer.forward
+    with pytest.raises(ValueError, match="computes nothing with the adapters of up_proj"):
+        check_training(subject.lm)
 
 
 def test_the_memory_of_a_run_is_planned(subject: Subject) -> None:
@@ -272,6 +304,7 @@ def test_a_state_is_named_by_the_configuration_file_of_each_family(name: str) ->
     family = FAMILIES[name]
     config = family.config()
     content = json.loads(config.to_json_string(use_diff=False))
+    content = content.get("text_config", content)
     assert names_a_state(content) == keeps_state(config) == family.keeps_state
 
 

@@ -24,6 +24,9 @@ EntropyMode = Literal["none", "value", "grad", "squares"]
 # Logits in a block on a CPU. Its float32 copies stay in the cache, and are too small to be mapped
 # anew each time (workers/ranks/memory.py).
 BLOCK_ENTRIES = 1 << 18
+# What is added to a logit whose token is never sampled: its probability is 0, and that times the
+# logit, or its square, is 0 in float32.
+BANNED = -1e15
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -79,13 +82,21 @@ class LogitForm(NamedTuple):
 
 
 @compiled_on("cuda")
-def _row_stats(products: Tensor, labels: Tensor, form: LogitForm, entropy: EntropyMode) -> Tensor:
+def _row_stats(
+    products: Tensor,
+    labels: Tensor,
+    form: LogitForm,
+    entropy: EntropyMode,
+    penalty: Tensor | None = None,
+) -> Tensor:
     """Computes what forward keeps of each row of products (n, vocabulary): (2 to 4, n).
 
     The rows are: log-probs of the labels, log-denominators of the softmax and, where `entropy`
     asks for them, entropies and sums of squared probabilities.
     """
     z = form.logits(products)  # (n, vocabulary)
+    if penalty is not None:
+        z.add_(penalty)
     log_sums = z.logsumexp(-1, keepdim=True)
     stats = [z.gather(1, labels[:, None]) - log_sums, log_sums]
     if entropy != "none":
@@ -100,25 +111,43 @@ def _row_stats(products: Tensor, labels: Tensor, form: LogitForm, entropy: Entro
 
 
 @compiled_on("cuda")
-def _make_gradient(products: Tensor, labels: Tensor, rows: Tensor, form: LogitForm) -> None:
+def _make_gradient(
+    products: Tensor,
+    labels: Tensor,
+    rows: Tensor,
+    form: LogitForm,
+    penalty: Tensor | None = None,
+) -> None:
     """Replaces products (n, words) by the loss's gradient.
 
     Args:
         labels: (n,) counted from the first word; they may lie outside.
         rows: (2 or 4, n): log-denominators, the gradient of log-probs and, if entropies have a
             gradient, entropies and that.
+        penalty: (words,) as of `head_log_probs`.
     """
     inside = (labels >= 0) & (labels < products.shape[1])
     places = labels.clamp(0, products.shape[1] - 1)[:, None]
     rows = rows[..., None]
+    of_places = None
+    if penalty is not None:
+        of_places = penalty[places]
+        # No weight moves the logit of a token that is never sampled.
+        inside = inside & (of_places[:, 0] == 0)
     # A label's entry is rounded when it is whole: 1 - p is a small difference.
     onehot = torch.where(inside[:, None], rows[1], 0)
-    of_labels = _slopes(products.gather(1, places), rows, form, onehot)
-    products.copy_(_slopes(products, rows, form)).scatter_(1, places, of_labels.to(products.dtype))
+    of_labels = _slopes(products.gather(1, places), rows, form, of_places, onehot)
+    products.copy_(_slopes(products, rows, form, penalty)).scatter_(
+        1, places, of_labels.to(products.dtype)
+    )
 
 
 def _slopes(
-    products: Tensor, rows: Tensor, form: LogitForm, onehot: Tensor | None = None
+    products: Tensor,
+    rows: Tensor,
+    form: LogitForm,
+    penalty: Tensor | None,
+    onehot: Tensor | None = None,
 ) -> Tensor:
     """Computes d loss / d products.
 
@@ -126,6 +155,8 @@ def _slopes(
     """
     log_sums, weight, *of_entropy = rows
     z = form.logits(products)
+    if penalty is not None:
+        z.add_(penalty)
     # With a cap z is needed again below.
     log_p = z.sub_(log_sums) if form.cap is None else z - log_sums
     if of_entropy:
@@ -161,6 +192,7 @@ class _HeadLogProbs(torch.autograd.Function):
         form: LogitForm,
         entropy: EntropyMode,
         chunk: int,
+        penalty: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         dtype = torch.promote_types(states.dtype, torch.float32)
         num_stats = {"none": 2, "value": 3, "grad": 3, "squares": 4}[entropy]
@@ -172,7 +204,7 @@ class _HeadLogProbs(torch.autograd.Function):
             labels_of_chunk = labels[some_rows]
             for block in _row_blocks(products):
                 stats_of_chunk[:, block] = _row_stats(
-                    products[block], labels_of_chunk[block], form, entropy
+                    products[block], labels_of_chunk[block], form, entropy, penalty
                 )
         ctx.save_for_backward(states, weight, bias, labels, stats)
         fits_in_one_chunk = len(chunks) == 1 and len(states) * len(weight) <= chunk
@@ -180,6 +212,7 @@ class _HeadLogProbs(torch.autograd.Function):
         ctx.form = form
         ctx.with_entropy = entropy == "grad"
         ctx.chunk = chunk
+        ctx.penalty = penalty
         # Copies, as FSDP warns of views.
         log_probs = stats[0].clone()
         if entropy == "none":
@@ -206,15 +239,20 @@ class _HeadLogProbs(torch.autograd.Function):
             else:
                 products = ctx.products
                 ctx.products = None
+            penalty = None if ctx.penalty is None else ctx.penalty[words]
             for block in _row_blocks(products):
                 _make_gradient(
-                    products[block], labels[block] - words.start, rows[:, block], ctx.form
+                    products[block],
+                    labels[block] - words.start,
+                    rows[:, block],
+                    ctx.form,
+                    penalty,
                 )
             grad_states += products @ weight[words]
             torch.mm(products.T, states, out=grad_weight[words])
             if grad_bias is not None:
                 grad_bias[words] = products.sum(0)
-        return grad_states.to(states.dtype), grad_weight, grad_bias, None, None, None, None
+        return grad_states.to(states.dtype), grad_weight, grad_bias, None, None, None, None, None
 
 
 def _slices(total: int, size: int) -> list[slice]:
@@ -245,6 +283,7 @@ def head_log_probs(
     form: LogitForm,
     entropy: EntropyMode = "none",
     chunk: int = 1 << 27,
+    penalty: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes labels' log-probs and, unless `entropy` is "none", entropies.
 
@@ -259,9 +298,12 @@ def head_log_probs(
         labels: (tokens,) int64.
         chunk: how many logits exist at a time; if all of them are no more, backward does not make
             them again.
+        penalty: (vocabulary,) float32, 0, or BANNED for tokens that are never sampled; None: every
+            token may be. The distribution is that over the others; a banned label's log-prob is
+            about BANNED, and has no gradient.
     """
     states, weight, bias = in_compute_type(states, weight, bias)
-    return _HeadLogProbs.apply(states, weight, bias, labels, form, entropy, chunk)
+    return _HeadLogProbs.apply(states, weight, bias, labels, form, entropy, chunk, penalty)
 
 
 def in_compute_type(*tensors: Any) -> tuple[Any, ...]:

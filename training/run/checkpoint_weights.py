@@ -28,6 +28,7 @@ from transformers.pytorch_utils import Conv1D
 
 from training.run.named_model import CannotUse
 from workers.model.checkpoint_reader import SafeReader, read_portions
+from workers.model.language_part import WholeModel, language_config
 from workers.model.lora import NAME
 from workers.model.plain_config import require_plain_config
 from workers.weight_sync.saved_form import SavedForm
@@ -164,7 +165,7 @@ class PolicyWeights:
     def _merged_tensors(self, adapters: Adapters) -> Iterator[tuple[str, Tensor]]:
         """Yields the base model's weights, W + alpha / rank * B A where a layer has adapters."""
         saved = dict(self.adapter_tensors())
-        base = base_tensors(adapters, self.model, self.shapes)
+        base = base_tensors(adapters, self.form, self.shapes)
         for name, weight in base:
             layer = name.removesuffix(".weight")
             rank = self.adapted_layers.get(layer)
@@ -200,7 +201,11 @@ def read_model_config(folder: Path) -> transformers.PretrainedConfig:
         raise CannotUse(
             f"{folder}/config.json describes no known model: {_in_one_line(error)}"
         ) from error
-    if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
+    try:
+        language = language_config(config)
+    except ValueError as error:
+        raise CannotUse(f"{folder}/config.json: {error}") from error
+    if type(language) not in transformers.AutoModelForCausalLM._model_mapping:
         raise CannotUse(
             f"{folder}/config.json: transformers has no language model of type {config.model_type}"
         )
@@ -250,7 +255,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def base_tensors(
-    adapters: Adapters, model: Any, shapes: Mapping[str, torch.Size]
+    adapters: Adapters, form: SavedForm, shapes: Mapping[str, torch.Size]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors of the model that adapters stand on, of the type that it had in training.
 
@@ -261,20 +266,26 @@ def base_tensors(
     """
     base = adapters.base
     files = _files_by_tensor(Path(base))
-    places = {name: _name_in_file(name, files, model.base_model_prefix) for name in shapes}
+    places = {
+        name: _name_in_file(form.names[name], files, form.whole.base_model_prefix)
+        for name in shapes
+    }
     if all(places.values()):
         yield from _read_safetensors(files, places, shapes, adapters.dtype)
         return
     try:
-        whole = transformers.AutoModelForCausalLM.from_pretrained(
-            base, config=model.config, dtype=adapters.dtype, trust_remote_code=False
-        )
+        if form.whole is form.model:
+            lm = transformers.AutoModelForCausalLM.from_pretrained(
+                base, config=form.config, dtype=adapters.dtype, trust_remote_code=False
+            )
+        else:
+            lm = WholeModel(form.config, base).language_model(adapters.dtype)
     except (OSError, ValueError, RuntimeError) as error:
         raise CannotUse(
             f"the adapters stand on {base}, which cannot be read ({_in_one_line(error)}): "
             "--base FOLDER names where it lies now; --adapter exports the adapters without it"
         ) from error
-    state = whole.state_dict()
+    state = lm.state_dict()
     for name in shapes:
         yield name, state[name]
 

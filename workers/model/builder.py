@@ -21,6 +21,7 @@ from data.plain_pickles import reading_plainly
 from data.turn_tokens import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
 from training.config.schema.reward import ScoringModelConfig
+from workers.model.language_part import WHOLE, WholeModel, language_config
 from workers.model.lora import add_adapters
 from workers.model.plain_config import require_plain_config
 from workers.model.training_pass import (
@@ -63,15 +64,34 @@ class ModelSpec:
         )
 
     @cached_property
-    def hf_config(self) -> transformers.PretrainedConfig:
-        """Reads the folder's configuration, with `model.override_config` applied."""
+    def whole_config(self) -> transformers.PretrainedConfig:
+        """Reads the folder's configuration, with `model.override_config` applied.
+
+        Of a model that also sees or hears, settings of the language part go there.
+        """
         config = transformers.AutoConfig.from_pretrained(
             self.path,
             trust_remote_code=self.config.trust_remote_code,
             **self.config.override_config,
         )
         require_plain_config(config, self.path, self.config.override_config)
+        text_config = config.get_text_config()
+        for name, value in self.config.override_config.items():
+            if text_config is not config and hasattr(text_config, name):
+                setattr(text_config, name, value)
         return config
+
+    @cached_property
+    def hf_config(self) -> transformers.PretrainedConfig:
+        """Returns the configuration of what trains: the language part's, or the folder's own."""
+        return language_config(self.whole_config)
+
+    @cached_property
+    def whole_model(self) -> WholeModel | None:
+        """Returns the model of which the language part is trained; None: it is a language model."""
+        if self.hf_config is self.whole_config:
+            return None
+        return WholeModel(self.whole_config, self.path)
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -161,8 +181,15 @@ class ModelSpec:
 
     def _scalar_model(self, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
         """Builds a transformer with one output a token; returns it as `_read` does."""
+        auto_class = transformers.AutoModelForTokenClassification
+        if self.whole_model is not None and type(self.hf_config) not in auto_class._model_mapping:
+            raise ValueError(
+                f"{self.path}: transformers has no model with one output a token for model type "
+                f"'{self.hf_config.model_type}'; set critic.share_backbone=true, where the policy "
+                "has the values, or critic.model.path of another model"
+            )
         self.hf_config.num_labels = 1
-        return self._read(transformers.AutoModelForTokenClassification, dtype)
+        return self._read(auto_class, dtype)
 
     def _read(self, auto_class: Any, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
         """Builds a model, on the first rank with its weights; returns what the folder lacks, too.
@@ -171,12 +198,12 @@ class ModelSpec:
         """
         trust = self.config.trust_remote_code
         if rank() > 0 or detect_fake_mode():
-            with torch.device("meta" if rank() else "cpu"):
-                model = auto_class.from_config(
-                    config=self.hf_config, dtype=dtype, trust_remote_code=trust
-                )
-            return model, ()
+            return self._empty(auto_class, dtype, "meta" if rank() else "cpu"), ()
         with reading_plainly(self.path):
+            if self.whole_model is not None:
+                model = self._empty(auto_class, dtype, "meta")
+                self.whole_model.read(model, dtype, trust_remote_code=trust)
+                return model, _make_head(model)
             model, info = auto_class.from_pretrained(
                 self.path,
                 config=self.hf_config,
@@ -185,6 +212,15 @@ class ModelSpec:
                 output_loading_info=True,
             )
         return model, info["missing_keys"]
+
+    def _empty(self, auto_class: Any, dtype: torch.dtype, device: str) -> nn.Module:
+        """Builds a model without the folder's weights."""
+        with torch.device(device):
+            model: nn.Module = auto_class.from_config(
+                config=self.hf_config, dtype=dtype, trust_remote_code=self.config.trust_remote_code
+            )
+        setattr(model, WHOLE, self.whole_model)
+        return model
 
     def _check_tied_head(self, model: nn.Module) -> None:
         """Raises ValueError where the configuration ties the head, and the weights do not."""
@@ -218,6 +254,14 @@ class ModelSpec:
         if isinstance(self.config, ScoringModelConfig):
             return False
         return self.config.enable_gradient_checkpointing
+
+
+def _make_head(model: nn.Module) -> list[str]:
+    """Gives memory to a head that no folder has weights for; returns the names of its tensors."""
+    names = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
+    for name in names:
+        model.get_submodule(name.rpartition(".")[0]).to_empty(device="cpu", recurse=False)
+    return names
 
 
 def _as_list(tokens: int | list[int] | None) -> list[int]:

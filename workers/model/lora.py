@@ -13,19 +13,21 @@ into the module that trains.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
 from data.disk_errors import as_os_errors
 from training.config import ModelConfig
-from workers.ranks.process_groups import rank
+from workers.model.training_pass import evaluating
+from workers.ranks.process_groups import max_over_ranks, rank
 from workers.ranks.sharding import full_tensor
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 # The adapter's name, which no model's own tensors have in theirs.
 NAME = "ppo_core"
 BASE = ".base_layer."
+# Tokens of a row that is tried.
+FEW = 8
 
 
 def target_layers(lm: nn.Module, wanted: Sequence[str]) -> list[str]:
@@ -44,20 +48,27 @@ def target_layers(lm: nn.Module, wanted: Sequence[str]) -> list[str]:
     linear_layers: set[str] = set()
     others: set[str] = set()
     for name, module in lm.base_model.named_modules():
-        if isinstance(module, nn.Linear | Conv1D):
-            kinds = linear_layers if _is_plain(module) else others
-            kinds.add(name.split(".")[-1])
+        # A number, say, may be the name of a layer and of a block.
+        is_linear = isinstance(module, nn.Linear | Conv1D) and _is_plain(module)
+        kinds = linear_layers if is_linear else others
+        kinds.add(name.split(".")[-1])
     linear_layers -= others
-    as_experts = _names_of_experts(lm, sorted(linear_layers))
+    kinds_without = {
+        "peft takes {} for parts of its experts": _names_of_experts(lm, sorted(linear_layers)),
+        "peft adapts no {}": _names_that_peft_refuses(lm, linear_layers),
+        "its code reads the weight of {} past the adapters": _names_read_past(lm, linear_layers),
+    }
+    allowed = linear_layers.difference(*kinds_without.values())
     if "all-linear" in wanted:
-        return sorted(linear_layers - as_experts)
-    refused = as_experts.intersection(wanted)
-    if refused:
-        raise ValueError(
-            f"actor_rollout_ref.model.target_modules: peft takes {', '.join(sorted(refused))} of "
-            f"model type '{lm.config.model_type}' for parts of its experts, which get no adapters "
-            f"here; allowed: {', '.join(sorted(linear_layers - as_experts))}, or all-linear"
-        )
+        return sorted(allowed)
+    for reason, names in kinds_without.items():
+        refused = ", ".join(sorted(names.intersection(wanted)))
+        if refused:
+            raise ValueError(
+                f"actor_rollout_ref.model.target_modules={list(wanted)}: model type "
+                f"'{lm.config.model_type}': {reason.format(refused)}, so that it gets none here; "
+                f"allowed: {', '.join(sorted(allowed))}, or all-linear"
+            )
     unknown = set(wanted) - linear_layers
     if unknown:
         raise ValueError(
@@ -89,6 +100,49 @@ def _names_of_experts(lm: nn.Module, names: Sequence[str]) -> set[str]:
     config = LoraConfig(target_modules=list(names))
     convert_peft_config_for_transformers(config, model=lm, conversions=None)
     return set(names) - set(config.target_modules)
+
+
+def _names_that_peft_refuses(lm: nn.Module, names: Collection[str]) -> set[str]:
+    """Lists the names that peft adapts in no model of this type: kernels read their weights."""
+    from peft import LoraConfig
+    from peft.tuners import tuners_utils
+
+    # An older peft asks nothing.
+    check = vars(tuners_utils).get("_check_lora_target_modules_mamba")
+    refused = set()
+    for name in names:
+        try:
+            if check is not None:
+                check(LoraConfig(), lm, name)
+        except ValueError:
+            refused.add(name)
+    return refused
+
+
+@torch.no_grad()
+def _names_read_past(lm: nn.Module, names: Collection[str]) -> set[str]:
+    """Lists the names of layers that a pass does not call: it reads their weights, as Jamba's does.
+
+    An adapter beside such a weight would count in the merged model alone. The rank that holds the
+    weights tries it; a model whose numbers are fake, or that is only looked at, is not tried.
+    """
+    ordered = sorted(names)
+    called = set()
+    hooks = []
+    for place, module in lm.base_model.named_modules():
+        name = place.split(".")[-1]
+        if name in names:
+            hooks.append(module.register_forward_hook(lambda *_, name=name: called.add(name)))
+    is_tried = not (next(lm.parameters()).is_meta or detect_fake_mode())
+    if is_tried:
+        ids = torch.arange(FEW, device=lm.device)[None] % lm.config.get_text_config().vocab_size
+        with evaluating(lm):
+            lm.base_model(input_ids=ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    past = torch.tensor([float(is_tried and name not in called) for name in ordered])
+    seen = max_over_ranks(past).tolist()
+    return {name for name, is_past in zip(ordered, seen, strict=True) if is_past}
 
 
 def warn_of_weights_without(lm: nn.Module) -> None:

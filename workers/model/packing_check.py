@@ -24,6 +24,8 @@ from workers.ranks.process_groups import max_over_ranks
 
 logger = logging.getLogger(__name__)
 
+# Stands in the names of adapters' tensors, behind the layer's.
+LORA = ".lora_"
 # Tokens of a row that is tried.
 FEW = 8
 # How far states or logits may differ, relative to the largest: of what is wrong nearly all differs.
@@ -84,7 +86,8 @@ def check_training(model: nn.Module) -> None:
 
     Raises:
         ValueError: they differ, as they are random or for another reason, or evaluation mode, in
-            which a model trains here, gives some of its weights no gradient.
+            which a model trains here, gives some of its weights no gradient, or no adapter of a
+            kind of layer has one.
     """
     if next(model.parameters()).is_meta:
         return
@@ -104,6 +107,13 @@ def check_training(model: nn.Module) -> None:
                     "would differ where nothing has changed: set its dropout, jitter and layerdrop "
                     "to 0 in model.override_config, or model.enable_gradient_checkpointing=false"
                 )
+        idle = _adapters_without_gradient(model, computed)
+        if idle:
+            raise ValueError(
+                f"model type '{kind}' computes nothing with the adapters of {', '.join(idle)}: its "
+                "kernels read the layers' weights past them, and they would learn nothing; leave "
+                "these out of actor_rollout_ref.model.target_modules"
+            )
         lost = _weights_without_gradient(model, computed)
     if lost:
         raise ValueError(
@@ -136,6 +146,24 @@ def _weights_without_gradient(model: nn.Module, states: Tensor) -> list[str]:
         reached = _leaves(_states(model, copies=1))
     lost = {name for parameter, name in missing.items() if parameter in reached}
     return sorted(lost - kinds)
+
+
+def _adapters_without_gradient(model: nn.Module, states: Tensor) -> list[str]:
+    """Lists the kinds of layers, by the last part of their names, no adapter of which is reached.
+
+    Of experts a few tokens reach some.
+    """
+    kinds: dict[str, bool] = {}
+    reached: set[Tensor] | None = None
+    for name, parameter in model.named_parameters():
+        layer, is_adapter, _ = name.partition(LORA)
+        if not is_adapter:
+            continue
+        if reached is None:
+            reached = _leaves(states)
+        kind = layer.split(".")[-1]
+        kinds[kind] = kinds.get(kind, False) or parameter in reached
+    return sorted(kind for kind, is_reached in kinds.items() if not is_reached)
 
 
 def _leaves(output: Tensor) -> set[Tensor]:

@@ -5,13 +5,14 @@ large they are computed in chunks that are made again in the backward pass, so t
 never exist.
 """
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from training.batch.head import EntropyMode, head_log_probs
+from training.batch.head import BANNED, EntropyMode, head_log_probs
 from workers.model.logit_form import logit_form
 from workers.model.packing import ForwardBatch
 from workers.model.training_pass import learn_all_embeddings, set_training
@@ -78,11 +79,17 @@ class PolicyModel(nn.Module):
 
     It is made of a causal language model, or of a `PolicyValueModel`, whose values come from the
     same pass.
+
+    Args:
+        banned_token_ids: ids that are never sampled; the distribution is that over the others.
     """
 
-    def __init__(self, lm: nn.Module) -> None:
+    def __init__(self, lm: nn.Module, banned_token_ids: Sequence[int] = ()) -> None:
         super().__init__()
         learn_all_embeddings(lm)
+        self.banned_token_ids = tuple(banned_token_ids)
+        # As `head_log_probs` takes it, on the device where it was needed last.
+        self.penalty: Tensor | None = None
         self.value_head: nn.Module | None
         if isinstance(lm, PolicyValueModel):
             self.lm = lm.lm
@@ -124,6 +131,7 @@ class PolicyModel(nn.Module):
             logit_form(self.lm, batch.temperature),
             entropy=entropy,
             chunk=LOGITS_CHUNK_BYTES // 2,
+            penalty=self._penalty_on(head.weight),
         )
         outputs = [log_probs]
         if entropies is not None:
@@ -132,6 +140,16 @@ class PolicyModel(nn.Module):
         if self.value_head is not None:
             outputs.append(self.value_head(states).float().squeeze(-1))
         return outputs
+
+    def _penalty_on(self, weight: Tensor) -> Tensor | None:
+        """Returns what is added to the logits of a head (vocabulary, hidden): (vocabulary,)."""
+        if not self.banned_token_ids:
+            return None
+        if self.penalty is None or self.penalty.device != weight.device:
+            penalty = torch.zeros(len(weight), device=weight.device)
+            penalty[list(self.banned_token_ids)] = BANNED
+            self.penalty = penalty
+        return self.penalty
 
 
 class ValueModel(nn.Module):

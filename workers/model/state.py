@@ -36,6 +36,7 @@ from data.disk_errors import as_os_errors
 from training.config.plain_files import read_plain_text
 from workers.model.checkpoint_reader import SafeReader, load_tensors
 from workers.model.checkpoint_writer import CheckpointWriter
+from workers.model.language_part import whole_model_of
 from workers.model.lora import adapter_export, whole_weights, write_adapter_settings
 from workers.model.policy_model import PolicyModel
 from workers.ranks.process_groups import rank, world_size
@@ -240,9 +241,13 @@ def try_settings(module: nn.Module, tokenizer: Tokenizer) -> None:
 
 def _write_settings(folder: Path, lm: nn.Module, tokenizer: Tokenizer) -> None:
     """Writes tokenizer, config and generation config of a language model."""
+    whole = whole_model_of(lm)
     with as_os_errors(folder):
         tokenizer.save_pretrained(folder)
-        lm.config.save_pretrained(folder)
+        if whole is None:
+            lm.config.save_pretrained(folder)
+        else:
+            whole.write_settings(folder, lm)
         lm.generation_config.save_pretrained(folder)
 
 
@@ -252,10 +257,12 @@ def huggingface_export(
     """Prepares a Hugging Face folder: config, generation config, tokenizer; returns what writes it.
 
     With `weights` also the model, in bfloat16, adapters merged into it, and those alone in a peft
-    folder beside it; of a policy with values the language model alone. Every rank takes part in
+    folder beside it; of a policy with values the language model alone. Where that is a part of a
+    model, the folder is the whole model's, with the rest as it was read. Every rank takes part in
     gathering the weights, now; the first one alone keeps them, and is to call the result.
     """
     lm = module.lm if isinstance(module, PolicyModel) else module
+    whole = whole_model_of(lm)
     gathered: dict[str, Tensor] = {}
     write_adapters: Callable[[], None] | None = None
     if weights:
@@ -270,7 +277,10 @@ def huggingface_export(
         _write_settings(folder, lm, tokenizer)
         if write_adapters is not None:
             with as_os_errors(folder):
-                lm.save_pretrained(folder, state_dict=gathered)
+                if whole is None:
+                    lm.save_pretrained(folder, state_dict=gathered)
+                else:
+                    whole.write_weights(folder, gathered)
             write_adapters()
 
     return write

@@ -141,6 +141,8 @@ class Engine(ABC):
         reads_folder: once built it has the weights of the model's folder.
         counts_tokens: it adds each token to `PLAYED.tokens` as it is sampled; where it does not,
             the turn loop adds a turn's once it is there.
+        bans_tokens: it never samples the ids that `banned_token_ids` lists, and its log-probs, of
+            `score` too, are those over the others.
         version: of the weights; counts their updates.
     """
 
@@ -151,6 +153,7 @@ class Engine(ABC):
     takes_adapters = False
     reads_folder = False
     counts_tokens = False
+    bans_tokens = False
     version = 0
 
     # The engine's demands on a config: asked of the class, before anything is built.
@@ -168,6 +171,11 @@ class Engine(ABC):
                 "actor_rollout_ref.rollout.tensor_model_parallel_size="
                 f"{rollout.tensor_model_parallel_size}: "
                 f"rollout.name={rollout.name} has one rank an engine; use 1"
+            )
+        if rollout.banned_token_ids and not cls.bans_tokens:
+            yield (
+                f"actor_rollout_ref.rollout.banned_token_ids={rollout.banned_token_ids}: "
+                f"rollout.name={rollout.name} cannot keep ids from being sampled; use hf or vllm"
             )
         has_adapters = config.actor_rollout_ref.model.lora_rank > 0
         has_own_ranks = config.trainer.rollout_n_gpus > 0

@@ -8,7 +8,7 @@ generator and no weight.
 import logging
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from torch import Tensor
 from data.protocol import DataProto
 from data.turn_tokens import encode_chat
 from training.config import MicroBatching, PPOConfig
+from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec
 from workers.model.probe import Measured, SyncProbe
 from workers.rollout.base_rollout import BaseRollout
@@ -61,6 +62,7 @@ def open_canary(config: PPOConfig, spec: ModelSpec, engine: Any) -> list[SyncPro
             len(spec.tokenizer),
             partial(encode_chat, spec.tokenizer, **template_kwargs),
             limits=config.actor_rollout_ref.log_prob_micro_batching,
+            banned_token_ids=banned_token_ids(config.actor_rollout_ref.rollout, spec),
         )
     ]
 
@@ -73,6 +75,7 @@ class Canary(SyncProbe):
         vocab_size: ids are drawn below it.
         render: conversation -> token ids, by the rank's own chat template.
         limits: of the actor's micro-batches; None: its update's own.
+        banned_token_ids: ids that are never sampled, which have no log-prob.
     """
 
     def __init__(
@@ -81,13 +84,17 @@ class Canary(SyncProbe):
         vocab_size: int,
         render: Callable[..., list[int]],
         limits: MicroBatching | None = None,
+        banned_token_ids: Collection[int] = (),
     ) -> None:
         self.render = render
         self.limits = limits
         # A place is left for the token that an engine samples behind what it scores.
         length = min(LENGTH, max_model_len - 1)
         generator = torch.Generator().manual_seed(0)
-        self.ids = torch.randint(vocab_size, (SEQUENCES, length), generator=generator)
+        banned = set(banned_token_ids)
+        allowed = [token for token in range(vocab_size) if token not in banned]
+        drawn = torch.randint(len(allowed), (SEQUENCES, length), generator=generator)
+        self.ids = torch.tensor(allowed)[drawn]
         # The log-probs of the last comparison, each (rows, length - 1).
         self.last_engine: Tensor | None = None
         self.last_actor: Tensor | None = None

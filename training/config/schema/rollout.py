@@ -43,6 +43,9 @@ class RolloutConfig(Section):
     temperature: NonNegativeFloat = 1.0
     top_k: PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all
     top_p: PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
+    #: token ids that are never sampled, beside the placeholders of a model that also sees or hears;
+    #: log-probs are those over the others
+    banned_token_ids: list[int] = field(default_factory=list)
     dtype: Dtype = "bfloat16"  #: the engine's weights
     #: part of the GPU's memory the engine may take
     gpu_memory_utilization: PositiveFraction = 0.5
