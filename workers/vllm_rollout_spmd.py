@@ -12,8 +12,9 @@ import importlib.util
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from inspect import unwrap
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ import torch
 from torch import nn
 
 from training.config import PPOConfig, RolloutConfig
+from training.config.engine_cache import cache_settings
 from workers.model.builder import ModelSpec
 from workers.model.lora import target_layers
+from workers.rollout import vllm_repairs
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import (
     Completion,
@@ -47,8 +50,6 @@ ALIKE = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "gpu_memory_utilization",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
 )
 # An in-process engine expects these of torchrun, for a process that has one rank.
 ENVIRONMENT = {
@@ -78,6 +79,7 @@ class vLLMRollout(BaseRollout):
     tensor_parallel = True
     takes_adapters = True
     reads_folder = True
+    is_tried = True
 
     def __init__(
         self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None
@@ -100,13 +102,27 @@ class vLLMRollout(BaseRollout):
                 "engine_kwargs.vllm.max_model_len is under "
                 f"rollout.max_model_len={self.max_model_len}"
             )
+        # Parameters that the model's own code writes to, and tensors that it changes as it does.
+        self.direct: set[str] = set()
+        self.changed: set[str] = set()
         with preserved_rng(), nameless_segments():
-            from vllm import EngineArgs, LLMEngine
-
-            engine_args = EngineArgs(**args)
-            make_room_for_experts(engine_args)
-            self.engine = LLMEngine.from_engine_args(engine_args)
+            self.engine = self._build(args)
         self.set_version(0)
+
+    def _build(self, args: dict[str, Any]) -> Any:
+        """Builds vLLM's engine, and mends what its code lacks for a model."""
+        from vllm import EngineArgs, LLMEngine
+
+        engine_args = EngineArgs(**args)
+        make_room_for_experts(engine_args)
+        mended = vllm_repairs.built_for_cpu() if self.on_cpu else nullcontext()
+        with vllm_repairs.kept_classes() as own_classes, mended:
+            engine = LLMEngine.from_engine_args(engine_args)
+        engine.apply_model(partial(vllm_repairs.take_own_classes, own_classes=own_classes))
+        if self.on_cpu:
+            engine.apply_model(vllm_repairs.rotate_by_heads)
+            engine.collective_rpc(vllm_repairs.keep_generators)
+        return engine
 
     # Its demands on a config.
 
@@ -165,10 +181,12 @@ class vLLMRollout(BaseRollout):
         args["disable_custom_all_reduce"] = torch.cuda.device_count() < ranks
         if cfg.lora_as_adapter:
             args |= self._adapter_args(spec)
+        content = spec.hf_config.get_text_config().to_dict()
+        cache = cache_settings(cfg, content, on_cpu=self.on_cpu)
+        args["enable_prefix_caching"] = cache.prefix_caching
+        args["enable_chunked_prefill"] = cache.chunked_prefill
         if self.on_cpu:
-            # A seeded request whose prefill is cut in chunks crashes on CPU, so prompts must fit
-            # one batch there.
-            args["enable_chunked_prefill"] = False
+            # Prompts that are not read in parts must fit one batch.
             args["max_num_batched_tokens"] = max(cfg.max_num_batched_tokens, args["max_model_len"])
             args["kv_cache_memory_bytes"] = kv_cache_bytes(spec, cfg, args["max_model_len"])
         return args | cfg.engine_kwargs.get("vllm", {})
@@ -256,6 +274,12 @@ class vLLMRollout(BaseRollout):
                 f"finish these first: {[*self.max_tokens_of]}"
             )
 
+    @property
+    def cached_block(self) -> int:
+        """Returns the size of a block of the cache; 0 where prefixes are not cached."""
+        cache = self.engine.vllm_config.cache_config
+        return cache.block_size if cache.enable_prefix_caching else 0
+
     # Weights and memory.
 
     def update_weights(self, weights: NamedTensors, manifest: Manifest) -> None:
@@ -268,10 +292,18 @@ class vLLMRollout(BaseRollout):
             self.engine.apply_model(lambda model: self._try(model, manifest))
             self.accepted = manifest
         if self.on_cpu:
-            self.engine.apply_model(forget_packed_experts)
-        stream = self.saved.of(as_announced(weights, manifest))
+            self.engine.apply_model(vllm_repairs.forget_packed_experts)
+        stream = self._unshared(self.saved.of(as_announced(weights, manifest)))
+        if self.direct:
+            [model] = self.engine.apply_model(lambda model: model)
+            stream = vllm_repairs.with_direct_writes(stream, model, self.direct)
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
         self.engine.reset_prefix_cache(reset_running_requests=True)
+
+    def _unshared(self, weights: NamedTensors) -> NamedTensors:
+        """Copies what the engine's loader would change: the tensors may be the trainer's own."""
+        for name, tensor in weights:
+            yield name, tensor.clone() if name in self.changed else tensor
 
     def set_version(self, version: int) -> None:
         """Makes each completion record of which versions its tokens are."""
@@ -311,11 +343,12 @@ class vLLMRollout(BaseRollout):
             # back again.
             initialize_layerwise_reload(model)
             parameters: dict[str, Any] = dict(model.named_parameters())
+            buffers: dict[str, Any] = dict(model.named_buffers())
             # Without what defers a layer's loading until all of it is there; the next reload sets
             # that up anew.
-            for parameter in parameters.values():
-                loader = getattr(parameter, "weight_loader", default_weight_loader)
-                parameter.weight_loader = unwrap(loader)
+            for tensor in [*parameters.values(), *buffers.values()]:
+                loader = getattr(tensor, "weight_loader", default_weight_loader)
+                tensor.weight_loader = trial.marked(unwrap(loader))
             try:
                 with trial:
                     model.load_weights(trial.weights())
@@ -326,7 +359,9 @@ class vLLMRollout(BaseRollout):
                 ) from error
             finally:
                 finalize_layerwise_reload(model, self.engine.vllm_config.model_config)
-        refuse(trial.problems(parameters))
+        refuse(trial.problems(parameters, buffers))
+        self.direct = trial.direct(parameters)
+        self.changed = trial.changed
 
     @property
     def _can_sleep(self) -> bool:
@@ -381,21 +416,6 @@ def _prompt_log_probs(output: Any) -> list[float]:
     ):
         log_probs.append(candidates[token].logprob)
     return log_probs
-
-
-def forget_packed_experts(model: nn.Module) -> None:
-    """Makes vLLM pack experts again when they are loaded next.
-
-    On a CPU it does so only where they have no kernel yet.
-    """
-    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
-        UnquantizedFusedMoEMethod,
-    )
-
-    for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        if isinstance(method, UnquantizedFusedMoEMethod):
-            method.moe_kernel = None
 
 
 # The process around the engine.

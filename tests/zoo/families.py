@@ -7,7 +7,7 @@ Invariant: the same name and seed give the same bytes, without a network.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,16 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+# As gpt-oss has it, whose attention is scaled by the factor alone.
+YARN_OF_GPT_OSS = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -79,6 +89,18 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+# Sizes that vLLM's kernels for a CPU know: heads of 32 numbers, and those of DeepSeek's attention.
+HEADS_OF_VLLM = {"num_attention_heads": 2, "num_key_value_heads": 1}
+LATENT_OF_VLLM = {
+    "num_attention_heads": 4,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+}
+DELTA_NET_OF_VLLM = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+# Rows may be longer than a block of vLLM's cache.
+LENGTH_OF_VLLM = {"max_position_embeddings": 4096}
 # Heads of Mamba 2, by the names of Granite, Bamba and Falcon H1.
 MAMBA = {
     "mamba_n_heads": 4,
@@ -117,6 +139,17 @@ class Family:
             "pad_token_id": tokenizer.pad_token_id,
         }
         return getattr(transformers, self.config_class)(**(self.settings | ids))
+
+    def for_vllm(self) -> Family:
+        """Returns the family in sizes that vLLM's kernels for a CPU know."""
+        settings = self.settings | LENGTH_OF_VLLM
+        if "kv_lora_rank" in settings:
+            settings |= LATENT_OF_VLLM
+        elif "head_dim" not in settings:
+            settings |= HEADS_OF_VLLM
+        if "linear_key_head_dim" in settings:
+            settings |= DELTA_NET_OF_VLLM
+        return replace(self, settings=settings)
 
     def make(self, folder: Path, seed: int = SEED) -> Path:
         """Writes model and tokenizer to a folder, and returns it."""
@@ -221,7 +254,7 @@ _ALL = [
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "intermediate_size": 32,
-            "rope_parameters": YARN,
+            "rope_parameters": YARN_OF_GPT_OSS,
         },
     ),
     # Experts.
@@ -324,6 +357,13 @@ _ALL = [
             "num_hidden_layers": 3,
             "layer_types": ["conv", "conv", "full_attention"],
             "conv_L_cache": 3,
+            # vLLM reads sizes of the first checkpoints' files.
+            "conv_dim": 64,
+            "conv_dim_out": 64,
+            "block_dim": 64,
+            "block_ff_dim": 96,
+            "block_multiple_of": 32,
+            "block_ffn_dim_multiplier": 1.0,
             "block_auto_adjust_ff_dim": False,
             "tie_word_embeddings": True,
         },
