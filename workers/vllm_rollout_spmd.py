@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 
 from training.config import PPOConfig, RolloutConfig
 from training.config.engine_cache import cache_settings
 from workers.model.builder import ModelSpec
 from workers.model.lora import target_layers
 from workers.rollout import vllm_repairs
+from workers.rollout.absent_torchvision import register_models
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import (
     Completion,
@@ -106,18 +108,30 @@ class vLLMRollout(BaseRollout):
         self.direct: set[str] = set()
         self.changed: set[str] = set()
         with preserved_rng(), nameless_segments():
-            self.engine = self._build(args)
+            self.engine = self._build(args, model_config.hf_config)
         self.set_version(0)
 
-    def _build(self, args: dict[str, Any]) -> Any:
-        """Builds vLLM's engine, and mends what its code lacks for a model."""
+    def _build(self, args: dict[str, Any], hf_config: PretrainedConfig) -> Any:
+        """Builds vLLM's engine, and mends what its code lacks for a model.
+
+        Raises:
+            ValueError: vLLM has no code, or no kernel, for the model; with its reason.
+        """
         from vllm import EngineArgs, LLMEngine
 
-        engine_args = EngineArgs(**args)
-        make_room_for_experts(engine_args)
+        register_models(hf_config.architectures or ())
         mended = vllm_repairs.built_for_cpu() if self.on_cpu else nullcontext()
-        with vllm_repairs.kept_classes() as own_classes, mended:
-            engine = LLMEngine.from_engine_args(engine_args)
+        try:
+            engine_args = EngineArgs(**args)
+            make_room_for_experts(engine_args)
+            with vllm_repairs.kept_classes() as own_classes, mended:
+                engine = LLMEngine.from_engine_args(engine_args)
+        except (NotImplementedError, AttributeError, AssertionError) as error:
+            raise ValueError(
+                f"rollout.name=vllm cannot play model type '{hf_config.model_type}': {error}; "
+                "take another engine, such as rollout.name=hf (docs/models.md says what was proved "
+                "with which)"
+            ) from error
         engine.apply_model(partial(vllm_repairs.take_own_classes, own_classes=own_classes))
         if self.on_cpu:
             engine.apply_model(vllm_repairs.rotate_by_heads)
@@ -189,6 +203,9 @@ class vLLMRollout(BaseRollout):
             # Prompts that are not read in parts must fit one batch.
             args["max_num_batched_tokens"] = max(cfg.max_num_batched_tokens, args["max_model_len"])
             args["kv_cache_memory_bytes"] = kv_cache_bytes(spec, cfg, args["max_model_len"])
+            if "kv_lora_rank" in content and cfg.dtype == "float32":
+                # That of AMX, which vLLM prefers for DeepSeek's attention, reads two bytes alone.
+                args["attention_backend"] = "CPU_MLA"
         return args | cfg.engine_kwargs.get("vllm", {})
 
     def _adapter_args(self, spec: ModelSpec) -> dict[str, Any]:

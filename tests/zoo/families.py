@@ -61,6 +61,8 @@ LATENT = {
     "v_head_dim": 16,
     "first_k_dense_replace": 1,
 }
+# What vLLM reads of the first checkpoints' files.
+CHOICE_OF_DEEPSEEK = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -81,6 +83,7 @@ YARN_OF_GPT_OSS = {
     "beta_slow": 1.0,
     "truncate": False,
 }
+HALF_ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -270,20 +273,32 @@ _ALL = [
         "deepseek_v3",
         "DeepseekV3Config",
         "deepseek",
-        **COMMON | ROUTED | LATENT | {"n_group": 2, "topk_group": 1, "rope_parameters": YARN},
+        **COMMON
+        | ROUTED
+        | LATENT
+        | CHOICE_OF_DEEPSEEK
+        | {"n_group": 2, "topk_group": 1, "rope_parameters": YARN},
     ),
     _family(
         "kimi_k2",
         "DeepseekV3Config",
         "kimi",
-        **COMMON | ROUTED | LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": YARN},
+        **COMMON
+        | ROUTED
+        | LATENT
+        | CHOICE_OF_DEEPSEEK
+        | {"n_group": 1, "topk_group": 1, "rope_parameters": YARN},
     ),
     _family(
         "minimax_m2",
         "MiniMaxM2Config",
         "minimax",
         **WITH_HEAD_DIM
-        | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32},
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
+        # vLLM reads what the first checkpoints' files say beside.
+        | {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True}
+        | {"use_qk_norm": True}
+        | {"rope_parameters": HALF_ROTARY},
     ),
     _family(
         "ernie4_5_moe",

@@ -77,7 +77,14 @@ def check_engine(
     with torch.random.fork_rng():
         for _ in range(2):
             sampling = Sampling(max_tokens=trial.answer, temperature=1.0)
-            answers = engine.inference(trial.prompts, sampling)
+            try:
+                answers = engine.inference(trial.prompts, sampling)
+            except (AssertionError, NotImplementedError) as error:
+                raise ValueError(
+                    f"rollout.name={engine.config.name} cannot play model type '{kind}' in "
+                    f"rollout.dtype={engine.config.dtype}: {error} Set what it says, or take "
+                    "another engine, such as rollout.name=hf"
+                ) from error
             data = as_batch(trial, answers)
             gap = (log_probs_of(data) - data.batch["rollout_log_probs"]).abs()
             mask = data.batch["response_mask"].bool()
