@@ -133,6 +133,7 @@ class vLLMRollout(BaseRollout):
                 "with which)"
             ) from error
         engine.apply_model(partial(vllm_repairs.take_own_classes, own_classes=own_classes))
+        engine.apply_model(vllm_repairs.name_loaders)
         if self.on_cpu:
             engine.apply_model(vllm_repairs.rotate_by_heads)
             engine.collective_rpc(vllm_repairs.keep_generators)

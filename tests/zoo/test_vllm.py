@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Model
 
-from tests.zoo import proofs
+from tests.zoo import proofs, vllm_proofs
 from tests.zoo.families import FAMILIES
 from tests.zoo.proofs import ENGINE_TOLERANCE, Subject
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
-pytest.importorskip("vllm")
-from tests.zoo import vllm_proofs
-
 pytestmark = [
     pytest.mark.vllm,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
 ]
 

@@ -9,6 +9,7 @@ Invariant: once an engine is built, transformers' classes and vLLM's are as they
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,17 @@ def forget_packed_experts(model: nn.Module) -> None:
 
 
 # Weights.
+
+
+def name_loaders(model: nn.Module) -> None:
+    """Gives loaders of parameters a name where they have none (MiniMax M2).
+
+    vLLM's reload asks a loader for it, and `functools.partial` makes one without.
+    """
+    for parameter in model.parameters():
+        loader = getattr(parameter, "weight_loader", None)
+        if isinstance(loader, partial) and "__name__" not in vars(loader):
+            loader.__name__ = getattr(loader.func, "__name__", "partial")
 
 
 class DirectWrites(TorchDispatchMode):
