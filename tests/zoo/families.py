@@ -92,8 +92,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
-# Sizes that vLLM's kernels for a CPU know: heads of 32 numbers, and those of DeepSeek's attention.
-HEADS_OF_VLLM = {"num_attention_heads": 2, "num_key_value_heads": 1}
+# Sizes of DeepSeek's attention and of delta nets that vLLM's kernels for a CPU know.
 LATENT_OF_VLLM = {
     "num_attention_heads": 4,
     "kv_lora_rank": 512,
@@ -149,7 +148,8 @@ class Family:
         if "kv_lora_rank" in settings:
             settings |= LATENT_OF_VLLM
         elif "head_dim" not in settings:
-            settings |= HEADS_OF_VLLM
+            heads, groups = settings["num_attention_heads"], settings["num_key_value_heads"]
+            settings |= {"num_attention_heads": 2, "num_key_value_heads": 2 * groups // heads}
         if "linear_key_head_dim" in settings:
             settings |= DELTA_NET_OF_VLLM
         return replace(self, settings=settings)
@@ -441,6 +441,7 @@ _ALL = [
             "mamba_d_state": 16,
             "mamba_ngroups": 1,
             "chunk_size": 16,
+            "num_key_value_heads": 4,
             "num_mem_blocks": 1,
             "use_mem_rope": True,
             "adapter_rank": 8,

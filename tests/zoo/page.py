@@ -253,8 +253,8 @@ The columns; numbers are differences of sampled tokens' log-probs, in nats:
 - **plan**: `--plan` plans the run's memory.
 - **vLLM**: the largest of how far vLLM's log-probs are from the trainer's: as it was built, with
   prompts that come from its cache of prefixes, both again behind an update that moved every tensor
-  and the weight sync, and of a vLLM that reads the export alone; at most {engine}, in bfloat16
-  {two_bytes}. *transformers' code*: vLLM has none of its own for the family, and plays it by its
+  and the weight sync, and of a vLLM that reads the export alone; at most {engine}, in bfloat16 (for
+  delta nets it has no other kernel on a CPU) {two_bytes} on average. *transformers' code*: vLLM has none of its own for the family, and plays it by its
   transformers backend. *refused*: see below.
 
 ## Checks at the start

@@ -7,7 +7,7 @@ layouts of rows, its update, its checks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -189,10 +189,17 @@ def largest(difference: Tensor, data: DataProto) -> float:
     return float(difference[data.batch["response_mask"].bool()].abs().max())
 
 
-def engine_is_trainer(subject: Subject) -> float:
+def mean(difference: Tensor, data: DataProto) -> float:
+    """Returns the mean difference over sampled tokens."""
+    return float(difference[data.batch["response_mask"].bool()].abs().mean())
+
+
+def engine_is_trainer(
+    subject: Subject, over_tokens: Callable[[Tensor, DataProto], float] = largest
+) -> float:
     """Measures how far the engine's log-probs are from the trainer's."""
     data = as_batch(subject, subject.play(subject.rows))
-    return largest(data.batch["rollout_log_probs"] - trainer_log_probs(subject, data), data)
+    return over_tokens(data.batch["rollout_log_probs"] - trainer_log_probs(subject, data), data)
 
 
 def row_beside_others_is_row_alone(subject: Subject) -> float:

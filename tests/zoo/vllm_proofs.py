@@ -29,8 +29,9 @@ from workers.model.optimizer import build_optimizer
 from workers.rollout.engine_check import check_engine
 from workers.vllm_rollout_spmd import set_engine_environment, vLLMRollout
 
-# Nats that bfloat16 rounds the log-prob of a tiny model's token by.
-TOLERANCE_OF_TWO_BYTES = 0.3
+# Nats that bfloat16 rounds the log-probs of a tiny model by on average, whose experts may then be
+# others: the trainer's own in bfloat16 are 0.06 from those in float32.
+TOLERANCE_OF_TWO_BYTES = 0.1
 # Tokens that a prompt has beyond a block of the cache.
 BEYOND = 40
 LONGEST = 2048
@@ -152,7 +153,7 @@ def prove(family: Family, folder: Path) -> Proved:
     unmoved = proofs.update(subject)
     assert not unmoved, f"these did not move: {', '.join(unmoved)}"
     tolerance = tolerance_of(dtype_of(family))
-    assert proofs.engine_is_trainer(subject) > tolerance, "the update moved nothing"
+    assert gap_of(subject) > tolerance, "the update moved nothing"
     assert not shared_with(subject), f"the engine has the trainer's own {shared_with(subject)}"
     subject.sync()
     updated = max(engine_twice(subject))
@@ -169,7 +170,13 @@ def prove(family: Family, folder: Path) -> Proved:
 def engine_twice(subject: Subject) -> tuple[float, float]:
     """Measures how far the engine is from the trainer, and again with prompts of its cache."""
     subject.engine.begin()
-    return proofs.engine_is_trainer(subject), proofs.engine_is_trainer(subject)
+    return gap_of(subject), gap_of(subject)
+
+
+def gap_of(subject: Subject) -> float:
+    """Measures how far the engine is from the trainer: at most, and in bfloat16 on average."""
+    is_exact = dtype_of(subject.family) == "float32"
+    return proofs.engine_is_trainer(subject, proofs.largest if is_exact else proofs.mean)
 
 
 def shared_with(subject: Subject) -> list[str]:
@@ -196,7 +203,7 @@ def exported_is_policy(subject: Subject, folder: Path) -> float:
     export(run, folder / "out")
     spec = replace(subject.spec, path=str(folder / "out"))
     reader = replace(subject, engine=build_engine(spec))
-    return proofs.engine_is_trainer(reader)
+    return gap_of(reader)
 
 
 # A process for each.

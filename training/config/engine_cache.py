@@ -46,6 +46,13 @@ def cache_settings(
         # A prompt that is cut costs a CPU more than it saves.
         parts = wants_parts and not on_cpu
         return CacheSettings(wants_caching, parts, _plainly(wants_caching, parts))
+    if on_cpu and "kv_lora_rank" in content:
+        return CacheSettings(
+            False,
+            False,
+            "computes shared prefixes anew, as on a CPU it caches none of DeepSeek's attention, "
+            "and so no state of the layers beside it",
+        )
     if wants_caching and wants_parts:
         return CacheSettings(
             True,

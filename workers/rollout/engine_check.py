@@ -79,10 +79,10 @@ def check_engine(
             sampling = Sampling(max_tokens=trial.answer, temperature=1.0)
             try:
                 answers = engine.inference(trial.prompts, sampling)
-            except (AssertionError, NotImplementedError) as error:
+            except (AssertionError, AttributeError, NotImplementedError) as error:
                 raise ValueError(
                     f"rollout.name={engine.config.name} cannot play model type '{kind}' in "
-                    f"rollout.dtype={engine.config.dtype}: {error} Set what it says, or take "
+                    f"rollout.dtype={engine.config.dtype}: {error}; set what it says, or take "
                     "another engine, such as rollout.name=hf"
                 ) from error
             data = as_batch(trial, answers)

@@ -33,6 +33,9 @@ def passed_on(**settings: bool) -> dict[str, Any]:
         (STATES, {"enable_chunked_prefill": False}, False, False, False),
         (STATES, {"enable_prefix_caching": False}, True, False, False),
         (STATES, {"enable_prefix_caching": False}, False, False, True),
+        # Of DeepSeek's attention vLLM caches nothing on a CPU.
+        (STATES | {"kv_lora_rank": 512}, {}, True, False, False),
+        (STATES | {"kv_lora_rank": 512}, {}, False, True, True),
         # What is passed on goes before the rollout's.
         (STATES, passed_on(enable_prefix_caching=False), True, False, False),
         (STATES, passed_on(enable_chunked_prefill=False), False, False, False),
