@@ -183,7 +183,8 @@ class vLLMRollout(BaseRollout):
         args: dict[str, Any] = {name: cfg[name] for name in ALIKE}
         args["model"] = spec.path
         args["trust_remote_code"] = spec.config.trust_remote_code
-        args["hf_overrides"] = dict(spec.config.override_config)
+        content = spec.hf_config.get_text_config().to_dict()
+        args["hf_overrides"] = vllm_repairs.missing_settings(content) | spec.config.override_config
         args["disable_log_stats"] = True
         # Ids go in and come out.
         args["skip_tokenizer_init"] = True
@@ -196,7 +197,6 @@ class vLLMRollout(BaseRollout):
         args["disable_custom_all_reduce"] = torch.cuda.device_count() < ranks
         if cfg.lora_as_adapter:
             args |= self._adapter_args(spec)
-        content = spec.hf_config.get_text_config().to_dict()
         cache = cache_settings(cfg, content, on_cpu=self.on_cpu)
         args["enable_prefix_caching"] = cache.prefix_caching
         args["enable_chunked_prefill"] = cache.chunked_prefill

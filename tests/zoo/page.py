@@ -254,8 +254,9 @@ The columns; numbers are differences of sampled tokens' log-probs, in nats:
 - **vLLM**: the largest of how far vLLM's log-probs are from the trainer's: as it was built, with
   prompts that come from its cache of prefixes, both again behind an update that moved every tensor
   and the weight sync, and of a vLLM that reads the export alone; at most {engine}, in bfloat16 (for
-  delta nets it has no other kernel on a CPU) {two_bytes} on average. *transformers' code*: vLLM has none of its own for the family, and plays it by its
-  transformers backend. *refused*: see below.
+  delta nets it has no other kernel on a CPU) {two_bytes} on average. *transformers' code*: vLLM
+  has none of its own for the family, and plays it by its transformers backend. *refused*: see
+  below.
 
 ## Checks at the start
 
@@ -280,10 +281,11 @@ What vLLM is told follows from the model, and `--explain` says it; your own
 blocks (`mamba_cache_mode=align`) and prompts read in parts; with `enable_chunked_prefill=false`
 prefixes are not cached. Other models on a CPU have their prompts read whole.
 
-These of its faults are mended while an engine of ours is built, on a CPU but for the first two:
-transformers' own classes stay as they are where it plays by them (OLMo, SmolLM3, Hunyuan,
-Seed-OSS); weights that a model's code copies by itself reach it again and again (gpt-oss); routers
-heed the correction of their scores (ERNIE 4.5, MiniMax M2); rotary embeddings read queries of three
+These of its faults are mended while an engine of ours is built. Anywhere: transformers' own classes
+stay as they are where it plays by them (OLMo, SmolLM3, Hunyuan, Seed-OSS); weights that a model's
+code copies by itself reach it again and again (gpt-oss), and so do those whose loader has no name
+(MiniMax M2); queries are scaled behind the first positions where config.json says so (Ministral 3);
+text models load without torchvision (Qwen3.5). On a CPU: routers heed the correction of their scores (ERNIE 4.5, MiniMax M2); rotary embeddings read queries of three
 dimensions (LFM2, DeepSeek's attention with plain positions); Mamba's states are cached where its
 scan knows them; seeded prompts may be read in parts.
 

@@ -24,6 +24,21 @@ from workers.weight_sync.load_trial import Part, part_of, storage_of
 OwnClasses = dict[type[nn.Module], type[nn.Module]]
 
 
+def missing_settings(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns what vLLM reads under another name than transformers writes in a config.json.
+
+    Ministral 3 scales queries behind its first positions, which vLLM else leaves out.
+    """
+    rope = content.get("rope_parameters") or {}
+    if "llama_4_scaling_beta" not in rope or "llama_4_scaling" in content:
+        return {}
+    scaling = {
+        "beta": rope["llama_4_scaling_beta"],
+        "original_max_position_embeddings": rope["original_max_position_embeddings"],
+    }
+    return {"llama_4_scaling": scaling}
+
+
 @contextmanager
 def kept_classes() -> Iterator[OwnClasses]:
     """Keeps transformers' classes as they are where vLLM plays a model by transformers' code.
