@@ -285,9 +285,10 @@ These of its faults are mended while an engine of ours is built. Anywhere: trans
 stay as they are where it plays by them (OLMo, SmolLM3, Hunyuan, Seed-OSS); weights that a model's
 code copies by itself reach it again and again (gpt-oss), and so do those whose loader has no name
 (MiniMax M2); queries are scaled behind the first positions where config.json says so (Ministral 3);
-text models load without torchvision (Qwen3.5). On a CPU: routers heed the correction of their scores (ERNIE 4.5, MiniMax M2); rotary embeddings read queries of three
-dimensions (LFM2, DeepSeek's attention with plain positions); Mamba's states are cached where its
-scan knows them; seeded prompts may be read in parts.
+text models load without torchvision (Qwen3.5). On a CPU: routers heed the correction of their
+scores (ERNIE 4.5, MiniMax M2); rotary embeddings read queries of three dimensions (LFM2, DeepSeek's
+attention with plain positions); Mamba's states are cached where its scan knows them; seeded prompts
+may be read in parts.
 
 {refused_begin}
 
