@@ -66,6 +66,7 @@ ENVIRONMENT = {
     # At port 0 the system chooses.
     "MASTER_PORT": "0",
 }
+TIED_HEAD = "lm_head.weight"
 # The smallest rank of adapters that vLLM makes room for; the others are powers of two.
 SMALLEST_LORA_RANK = 8
 
@@ -377,7 +378,9 @@ class vLLMRollout(BaseRollout):
                 ) from error
             finally:
                 finalize_layerwise_reload(model, self.engine.vllm_config.model_config)
-        refuse(trial.problems(parameters, buffers))
+        # A head that is the embedding some models have under that one name (Cohere 2).
+        spare = [TIED_HEAD] if self.saved.ties_head else []
+        refuse(trial.problems(parameters, buffers, spare))
         self.direct = trial.direct(parameters)
         self.changed = trial.changed
 

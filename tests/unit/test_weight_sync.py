@@ -238,7 +238,8 @@ def test_a_trial_sees_every_element_and_writes_none() -> None:
 def test_a_trial_knows_buffers_and_what_a_models_code_does_by_itself() -> None:
     parameters = {"loaded": torch.ones(2), "copied": torch.ones(2)}
     buffers = {"scalar": torch.ones(1), "angles": torch.ones(4)}
-    trial = LoadTrial({name: torch.Size([2]) for name in parameters} | {"scalar": torch.Size([1])})
+    others = {"scalar": torch.Size([1]), "head": torch.Size([3])}
+    trial = LoadTrial({name: torch.Size([2]) for name in parameters} | others)
     load = trial.marked(lambda param, loaded_weight: param.copy_(loaded_weight))
     with trial:
         for name, weight in trial.weights():
@@ -246,9 +247,10 @@ def test_a_trial_knows_buffers_and_what_a_models_code_does_by_itself() -> None:
                 load(parameters[name], weight)
             elif name == "copied":
                 parameters[name].copy_(weight.zero_())
-            else:
+            elif name == "scalar":
                 load(buffers[name], weight)
-    assert trial.problems(parameters, buffers) == []
+    assert trial.problems(parameters, buffers) == ["unused: head (3,)"]
+    assert trial.problems(parameters, buffers, spare=["head"]) == []
     assert trial.direct(parameters) == {"copied"}
     assert trial.changed == {"copied"}
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -117,9 +117,12 @@ class LoadTrial(TorchDispatchMode):
         return names
 
     def problems(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        spare: Collection[str] = (),
     ) -> list[str]:
-        """Names what would not be filled once, and the tensors without use.
+        """Names what would not be filled once, and the tensors without use, but for `spare`.
 
         Buffers need not be filled: most are the engine's own.
         """
@@ -140,7 +143,7 @@ class LoadTrial(TorchDispatchMode):
                     f"missing: {name} gets {count:,} of its {tensor.numel():,} elements, "
                     f"from {', '.join(senders) or 'no tensor'}"
                 )
-        for name in self.manifest.keys() - used:
+        for name in self.manifest.keys() - used - set(spare):
             problems.append(f"unused: {name} {tuple(self.manifest[name])}")
         return problems
 

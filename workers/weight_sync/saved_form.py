@@ -18,6 +18,7 @@ class SavedForm:
     def __init__(self, config: PretrainedConfig) -> None:
         with torch.device("meta"):
             self.model = AutoModelForCausalLM.from_config(config)
+        self.ties_head: bool = config.get_text_config().tie_word_embeddings
         tensors = self.model.state_dict()
         saved = revert_weight_conversion(self.model, self.model.state_dict())
         self.converted = {
