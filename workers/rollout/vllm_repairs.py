@@ -214,7 +214,7 @@ def name_loaders(model: nn.Module) -> None:
     for parameter in model.parameters():
         loader = getattr(parameter, "weight_loader", None)
         if isinstance(loader, partial) and "__name__" not in vars(loader):
-            loader.__name__ = getattr(loader.func, "__name__", "partial")
+            vars(loader)["__name__"] = getattr(loader.func, "__name__", "partial")
 
 
 class DirectWrites(TorchDispatchMode):
