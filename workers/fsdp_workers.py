@@ -40,6 +40,7 @@ from workers.model.probes_of_run import open_read_probes, open_sync_probes
 from workers.ranks import memory, offload, process_groups, sharding, worker_process
 from workers.ranks.dispatch import Dispatch, register
 from workers.reward_model_worker import RewardModelWorker as RewardModelWorker
+from workers.rollout.engine_check import check_engine
 from workers.rollout.episode_descriptions import by_group
 from workers.rollout.turn_loop import TurnLoop
 from workers.rollout_building import build_rollout as build_rollout
@@ -85,6 +86,8 @@ class ActorRolloutRefWorker(TrainingWorker):
         if self.role.startswith("actor_rollout"):
             self.rollout.sleep()
             self.sync_weights()
+            if self.rollout.is_tried:
+                self._try_rollout()
 
     def _init_actor(self, total_training_steps: int) -> None:
         section = self.policy.actor
@@ -128,6 +131,27 @@ class ActorRolloutRefWorker(TrainingWorker):
         group = process_groups.rank_group(self.ranks_per_engine())
         self.prompt_loop = TurnLoop(self.rollout, group=group)
         self.rollout.records_versions = self.config.trainer.async_level > 0
+
+    def _try_rollout(self) -> None:
+        """Compares the engine's log-probs of what it samples with the policy's; see `check_engine`.
+
+        Raises:
+            ValueError: they differ.
+        """
+        limits = self.policy.log_prob_micro_batching
+
+        def log_probs_of(data: DataProto) -> Tensor:
+            with self._on_device():
+                return self.actor.compute_log_prob(data, limits=limits)[0]
+
+        known = self.spec.hf_config.get_text_config().vocab_size
+        check_engine(
+            self.rollout,
+            log_probs_of,
+            vocabulary=min(known, len(self.spec.tokenizer)),
+            kind=self.spec.hf_config.model_type,
+            exact=self.policy.model.dtype == self.policy.rollout.dtype == "float32",
+        )
 
     def load_policy(
         self, fsdp: FSDPConfig, spec: ModelSpec, trainable: bool

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from inspect import unwrap
@@ -24,9 +24,12 @@ import torch
 from torch import nn
 
 from training.config import PPOConfig, RolloutConfig
+from training.config.engine_cache import cache_settings
 from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec
 from workers.model.lora import target_layers
+from workers.rollout import vllm_repairs
+from workers.rollout.absent_torchvision import register_models
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import (
     Completion,
@@ -38,7 +41,7 @@ from workers.rollout.engine import (
     read_finish_reason,
 )
 from workers.rollout.kv_cache import kv_cache_bytes, plan_reserved_cache
-from workers.vllm_text_part import import_without_torchvision, text_part_args
+from workers.vllm_text_part import architectures, text_part_args
 from workers.weight_sync.load_trial import LoadTrial
 from workers.weight_sync.manifest import Manifest, as_announced, refuse
 from workers.weight_sync.saved_form import SavedForm
@@ -50,8 +53,6 @@ ALIKE = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "gpu_memory_utilization",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
 )
 # An in-process engine expects these of torchrun, for a process that has one rank.
 ENVIRONMENT = {
@@ -66,6 +67,7 @@ ENVIRONMENT = {
     # At port 0 the system chooses.
     "MASTER_PORT": "0",
 }
+TIED_HEAD = "lm_head.weight"
 # The smallest rank of adapters that vLLM makes room for; the others are powers of two.
 SMALLEST_LORA_RANK = 8
 
@@ -82,6 +84,7 @@ class vLLMRollout(BaseRollout):
     takes_adapters = True
     reads_folder = True
     bans_tokens = True
+    is_tried = True
 
     def __init__(
         self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None
@@ -112,17 +115,43 @@ class vLLMRollout(BaseRollout):
                 "engine_kwargs.vllm.max_model_len is under "
                 f"rollout.max_model_len={self.max_model_len}"
             )
+        # Parameters that the model's own code writes to, and tensors that it changes as it does.
+        self.direct: set[str] = set()
+        self.changed: set[str] = set()
         with preserved_rng(), nameless_segments():
-            from vllm import EngineArgs, LLMEngine
-
-            import_without_torchvision(model_config)
-            engine_args = EngineArgs(**args)
-            make_room_for_experts(engine_args)
-            self.engine = LLMEngine.from_engine_args(engine_args)
+            self.engine = self._build(args, model_config)
         banned = banned_token_ids(config, model_config)
         if banned:
             self.engine.apply_model(partial(never_sample, banned))
         self.set_version(0)
+
+    def _build(self, args: dict[str, Any], spec: ModelSpec) -> Any:
+        """Builds vLLM's engine, and mends what its code lacks for a model.
+
+        Raises:
+            ValueError: vLLM has no code, or no kernel, for the model; with its reason.
+        """
+        from vllm import EngineArgs, LLMEngine
+
+        register_models(architectures(spec))
+        mended = vllm_repairs.built_for_cpu() if self.on_cpu else nullcontext()
+        try:
+            engine_args = EngineArgs(**args)
+            make_room_for_experts(engine_args)
+            with vllm_repairs.kept_classes() as own_classes, mended:
+                engine = LLMEngine.from_engine_args(engine_args)
+        except (NotImplementedError, AttributeError, AssertionError) as error:
+            raise ValueError(
+                f"rollout.name=vllm cannot play model type '{spec.hf_config.model_type}': {error}; "
+                "take another engine, such as rollout.name=hf (docs/models.md says what was proved "
+                "with which)"
+            ) from error
+        engine.apply_model(partial(vllm_repairs.take_own_classes, own_classes=own_classes))
+        engine.apply_model(vllm_repairs.name_loaders)
+        if self.on_cpu:
+            engine.apply_model(vllm_repairs.rotate_by_heads)
+            engine.collective_rpc(vllm_repairs.keep_generators)
+        return engine
 
     # Its demands on a config.
 
@@ -168,7 +197,8 @@ class vLLMRollout(BaseRollout):
         args: dict[str, Any] = {name: cfg[name] for name in ALIKE}
         args["model"] = spec.path
         args["trust_remote_code"] = spec.config.trust_remote_code
-        args["hf_overrides"] = dict(spec.config.override_config)
+        content = spec.hf_config.get_text_config().to_dict()
+        args["hf_overrides"] = vllm_repairs.missing_settings(content) | spec.config.override_config
         args["disable_log_stats"] = True
         # Ids go in and come out.
         args["skip_tokenizer_init"] = True
@@ -181,12 +211,16 @@ class vLLMRollout(BaseRollout):
         args["disable_custom_all_reduce"] = torch.cuda.device_count() < ranks
         if cfg.lora_as_adapter:
             args |= self._adapter_args(spec)
+        cache = cache_settings(cfg, content, on_cpu=self.on_cpu)
+        args["enable_prefix_caching"] = cache.prefix_caching
+        args["enable_chunked_prefill"] = cache.chunked_prefill
         if self.on_cpu:
-            # A seeded request whose prefill is cut in chunks crashes on CPU, so prompts must fit
-            # one batch there.
-            args["enable_chunked_prefill"] = False
+            # Prompts that are not read in parts must fit one batch.
             args["max_num_batched_tokens"] = max(cfg.max_num_batched_tokens, args["max_model_len"])
             args["kv_cache_memory_bytes"] = kv_cache_bytes(spec, cfg, args["max_model_len"])
+            if "kv_lora_rank" in content and cfg.dtype == "float32":
+                # That of AMX, which vLLM prefers for DeepSeek's attention, reads two bytes alone.
+                args["attention_backend"] = "CPU_MLA"
         args |= text_part_args(spec)
         return args | cfg.engine_kwargs.get("vllm", {})
 
@@ -273,6 +307,12 @@ class vLLMRollout(BaseRollout):
                 f"finish these first: {[*self.max_tokens_of]}"
             )
 
+    @property
+    def cached_block(self) -> int:
+        """Returns the size of a block of the cache; 0 where prefixes are not cached."""
+        cache = self.engine.vllm_config.cache_config
+        return cache.block_size if cache.enable_prefix_caching else 0
+
     # Weights and memory.
 
     def update_weights(self, weights: NamedTensors, manifest: Manifest) -> None:
@@ -285,10 +325,18 @@ class vLLMRollout(BaseRollout):
             self.engine.apply_model(lambda model: self._try(model, manifest))
             self.accepted = manifest
         if self.on_cpu:
-            self.engine.apply_model(forget_packed_experts)
-        stream = self.saved.of(as_announced(weights, manifest))
+            self.engine.apply_model(vllm_repairs.forget_packed_experts)
+        stream = self._unshared(self.saved.of(as_announced(weights, manifest)))
+        if self.direct:
+            [model] = self.engine.apply_model(lambda model: model)
+            stream = vllm_repairs.with_direct_writes(stream, model, self.direct)
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
         self.engine.reset_prefix_cache(reset_running_requests=True)
+
+    def _unshared(self, weights: NamedTensors) -> NamedTensors:
+        """Copies what the engine's loader would change: the tensors may be the trainer's own."""
+        for name, tensor in weights:
+            yield name, tensor.clone() if name in self.changed else tensor
 
     def set_version(self, version: int) -> None:
         """Makes each completion record of which versions its tokens are."""
@@ -328,11 +376,12 @@ class vLLMRollout(BaseRollout):
             # back again.
             initialize_layerwise_reload(model)
             parameters: dict[str, Any] = dict(model.named_parameters())
+            buffers: dict[str, Any] = dict(model.named_buffers())
             # Without what defers a layer's loading until all of it is there; the next reload sets
             # that up anew.
-            for parameter in parameters.values():
-                loader = getattr(parameter, "weight_loader", default_weight_loader)
-                parameter.weight_loader = unwrap(loader)
+            for tensor in [*parameters.values(), *buffers.values()]:
+                loader = getattr(tensor, "weight_loader", default_weight_loader)
+                tensor.weight_loader = trial.marked(unwrap(loader))
             try:
                 with trial:
                     model.load_weights(trial.weights())
@@ -343,7 +392,11 @@ class vLLMRollout(BaseRollout):
                 ) from error
             finally:
                 finalize_layerwise_reload(model, self.engine.vllm_config.model_config)
-        refuse(trial.problems(parameters))
+        # A head that is the embedding some models have under that one name (Cohere 2).
+        spare = [TIED_HEAD] if self.saved.ties_head else []
+        refuse(trial.problems(parameters, buffers, spare))
+        self.direct = trial.direct(parameters)
+        self.changed = trial.changed
 
     @property
     def _can_sleep(self) -> bool:
@@ -418,21 +471,6 @@ def never_sample(token_ids: Sequence[int], model: nn.Module) -> None:
         return logits.index_fill(-1, banned.to(logits.device), -torch.inf)
 
     model.compute_logits = compute_logits
-
-
-def forget_packed_experts(model: nn.Module) -> None:
-    """Makes vLLM pack experts again when they are loaded next.
-
-    On a CPU it does so only where they have no kernel yet.
-    """
-    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
-        UnquantizedFusedMoEMethod,
-    )
-
-    for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        if isinstance(method, UnquantizedFusedMoEMethod):
-            method.moe_kernel = None
 
 
 # The process around the engine.

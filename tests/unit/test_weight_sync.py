@@ -226,13 +226,33 @@ def test_a_trial_sees_every_element_and_writes_none() -> None:
             for (start, rows), (_, weight) in zip(parts, trial.weights(), strict=True):
                 parameter[start : start + rows].copy_(weight)
                 parameter[3:].fill_(0)
-        return trial.problems({"fused": parameter})
+        return trial.problems({"fused": parameter}, {})
 
     assert run((0, 1), (1, 2)) == []
     assert run((0, 1)) == ["missing: fused gets 2 of its 6 elements, from part 0"]
     assert run() == ["missing: fused gets 0 of its 6 elements, from no tensor"]
     assert run((0, 1), (1, 2), (0, 1)) == ["written twice: fused, by part 0, part 1, part 2"]
     assert torch.equal(parameter, torch.ones(3, 2))
+
+
+def test_a_trial_knows_buffers_and_what_a_models_code_does_by_itself() -> None:
+    parameters = {"loaded": torch.ones(2), "copied": torch.ones(2)}
+    buffers = {"scalar": torch.ones(1), "angles": torch.ones(4)}
+    others = {"scalar": torch.Size([1]), "head": torch.Size([3])}
+    trial = LoadTrial({name: torch.Size([2]) for name in parameters} | others)
+    load = trial.marked(lambda param, loaded_weight: param.copy_(loaded_weight))
+    with trial:
+        for name, weight in trial.weights():
+            if name == "loaded":
+                load(parameters[name], weight)
+            elif name == "copied":
+                parameters[name].copy_(weight.zero_())
+            elif name == "scalar":
+                load(buffers[name], weight)
+    assert trial.problems(parameters, buffers) == ["unused: head (3,)"]
+    assert trial.problems(parameters, buffers, spare=["head"]) == []
+    assert trial.direct(parameters) == {"copied"}
+    assert trial.changed == {"copied"}
 
 
 class NotingEngine(HFRollout):

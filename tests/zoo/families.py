@@ -7,7 +7,7 @@ Invariant: the same name and seed give the same bytes, without a network.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ LATENT = {
     "v_head_dim": 16,
     "first_k_dense_replace": 1,
 }
+# What vLLM reads of the first checkpoints' files.
+CHOICE_OF_DEEPSEEK = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -72,6 +74,17 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+# As gpt-oss has it, whose attention is scaled by the factor alone.
+YARN_OF_GPT_OSS = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
+HALF_ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -80,6 +93,17 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+# Sizes of DeepSeek's attention and of delta nets that vLLM's kernels for a CPU know.
+LATENT_OF_VLLM = {
+    "num_attention_heads": 4,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+}
+DELTA_NET_OF_VLLM = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+# Rows may be longer than a block of vLLM's cache.
+LENGTH_OF_VLLM = {"max_position_embeddings": 4096}
 # Heads of Mamba 2, by the names of Granite, Bamba and Falcon H1.
 MAMBA = {
     "mamba_n_heads": 4,
@@ -118,6 +142,18 @@ class Family:
             "pad_token_id": tokenizer.pad_token_id,
         }
         return getattr(transformers, self.config_class)(**(self.settings | ids))
+
+    def for_vllm(self) -> Family:
+        """Returns the family in sizes that vLLM's kernels for a CPU know."""
+        settings = self.settings | LENGTH_OF_VLLM
+        if "kv_lora_rank" in settings:
+            settings |= LATENT_OF_VLLM
+        elif "head_dim" not in settings:
+            heads, groups = settings["num_attention_heads"], settings["num_key_value_heads"]
+            settings |= {"num_attention_heads": 2, "num_key_value_heads": 2 * groups // heads}
+        if "linear_key_head_dim" in settings:
+            settings |= DELTA_NET_OF_VLLM
+        return replace(self, settings=settings)
 
     def make(self, folder: Path, seed: int = SEED) -> Path:
         """Writes model and tokenizer to a folder, and returns it."""
@@ -264,7 +300,7 @@ _ALL = [
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "intermediate_size": 32,
-            "rope_parameters": YARN,
+            "rope_parameters": YARN_OF_GPT_OSS,
         },
     ),
     # Experts.
@@ -280,20 +316,32 @@ _ALL = [
         "deepseek_v3",
         "DeepseekV3Config",
         "deepseek",
-        **COMMON | ROUTED | LATENT | {"n_group": 2, "topk_group": 1, "rope_parameters": YARN},
+        **COMMON
+        | ROUTED
+        | LATENT
+        | CHOICE_OF_DEEPSEEK
+        | {"n_group": 2, "topk_group": 1, "rope_parameters": YARN},
     ),
     _family(
         "kimi_k2",
         "DeepseekV3Config",
         "kimi",
-        **COMMON | ROUTED | LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": YARN},
+        **COMMON
+        | ROUTED
+        | LATENT
+        | CHOICE_OF_DEEPSEEK
+        | {"n_group": 1, "topk_group": 1, "rope_parameters": YARN},
     ),
     _family(
         "minimax_m2",
         "MiniMaxM2Config",
         "minimax",
         **WITH_HEAD_DIM
-        | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32},
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
+        # vLLM reads what the first checkpoints' files say beside.
+        | {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True}
+        | {"use_qk_norm": True}
+        | {"rope_parameters": HALF_ROTARY},
     ),
     _family(
         "ernie4_5_moe",
@@ -367,6 +415,13 @@ _ALL = [
             "num_hidden_layers": 3,
             "layer_types": ["conv", "conv", "full_attention"],
             "conv_L_cache": 3,
+            # vLLM reads sizes of the first checkpoints' files.
+            "conv_dim": 64,
+            "conv_dim_out": 64,
+            "block_dim": 64,
+            "block_ff_dim": 96,
+            "block_multiple_of": 32,
+            "block_ffn_dim_multiplier": 1.0,
             "block_auto_adjust_ff_dim": False,
             "tie_word_embeddings": True,
         },
@@ -429,6 +484,7 @@ _ALL = [
             "mamba_d_state": 16,
             "mamba_ngroups": 1,
             "chunk_size": 16,
+            "num_key_value_heads": 4,
             "num_mem_blocks": 1,
             "use_mem_rope": True,
             "adapter_rank": 8,

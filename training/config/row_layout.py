@@ -18,14 +18,21 @@ STATE_SETTINGS = ("mamba_", "ssm_", "linear_conv_", "conv_L_", "lru_", "n_mamba_
 
 def describe_layout(model: ModelConfig, share_prompts: bool) -> str | None:
     """Describes the layout of the policy's rows; None where its folder is not on this machine."""
+    content = read_config_json(model)
+    if content is None:
+        return None
+    return (
+        f"rows of model type '{content.get('model_type')}' {_layout(model, content, share_prompts)}"
+    )
+
+
+def read_config_json(model: ModelConfig) -> dict[str, Any] | None:
+    """Reads the config.json of the language model, with `override_config`; None: it is not here."""
     file = Path(str(model.path)) / "config.json"
     if not file.is_file():
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
-    content = (content.get("text_config") or content) | model.override_config
-    return (
-        f"rows of model type '{content.get('model_type')}' {_layout(model, content, share_prompts)}"
-    )
+    return (content.get("text_config") or content) | model.override_config
 
 
 def _layout(model: ModelConfig, content: dict[str, Any], share_prompts: bool) -> str:

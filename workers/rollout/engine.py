@@ -143,6 +143,8 @@ class Engine(ABC):
             the turn loop adds a turn's once it is there.
         bans_tokens: it never samples the ids that `banned_token_ids` lists, and its log-probs, of
             `score` too, are those over the others.
+        is_tried: its log-probs are compared with the trainer's before the run begins
+            (workers/rollout/engine_check.py), as its code is another than the trainer's.
         version: of the weights; counts their updates.
     """
 
@@ -154,6 +156,7 @@ class Engine(ABC):
     reads_folder = False
     counts_tokens = False
     bans_tokens = False
+    is_tried = False
     version = 0
 
     # The engine's demands on a config: asked of the class, before anything is built.
@@ -248,6 +251,11 @@ class Engine(ABC):
         Samples nothing that anyone reads.
         """
         raise NotImplementedError(f"{type(self).__name__} has no score")
+
+    @property
+    def cached_block(self) -> int:
+        """Returns how many tokens a prompt must begin with to be found in the engine's cache."""
+        return 0
 
     def begin(self) -> None:  # noqa: B027  (optional hook)
         """Drops caches before a batch of episodes, whose results then follow from its inputs."""

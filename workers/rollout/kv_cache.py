@@ -6,6 +6,7 @@ Invariant: nothing is loaded but the model's configuration.
 from transformers import PretrainedConfig
 
 from training.config import RolloutConfig
+from training.config.row_layout import names_a_state
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.rollout.engine import PlannedMemory
 
@@ -18,7 +19,9 @@ def kv_cache_bytes(
 ) -> int:
     """Counts what `max_num_seqs` full sequences need, in blocks of so many tokens.
 
-    At most CPU_KV_CACHE_BYTES, and at least one sequence and a spare block.
+    At most CPU_KV_CACHE_BYTES, and at least one sequence and a spare block. Where layers keep a
+    state, whose size a configuration says in a way of each family's, it is all of
+    CPU_KV_CACHE_BYTES at least: memory that no sequence touches is not taken.
     """
     hf = spec.hf_config.get_text_config()
     # Layers may have heads of their own sizes.
@@ -26,6 +29,8 @@ def kv_cache_bytes(
     block_bytes = numbers_per_token * torch_dtype(config.dtype).itemsize * block
     blocks_per_sequence = -(-max_model_len // block)
     wanted = config.max_num_seqs * blocks_per_sequence * block_bytes
+    if config.name == "vllm" and names_a_state(hf.to_dict()):
+        wanted = CPU_KV_CACHE_BYTES
     least = (blocks_per_sequence + 1) * block_bytes
     return max(min(wanted, CPU_KV_CACHE_BYTES), least)
 

@@ -2,8 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -31,10 +32,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Write:
-    """Names what one tensor of the manifest would write to one part of a parameter."""
+    """Names what one tensor of the manifest would write to one part of a parameter.
+
+    Attributes:
+        by_loader: the parameter's own loader writes, and not the model's code by itself.
+    """
 
     sender: str
     part: Part
+    by_loader: bool
 
 
 class LoadTrial(TorchDispatchMode):
@@ -45,14 +51,20 @@ class LoadTrial(TorchDispatchMode):
         trial = LoadTrial(manifest)
         with trial:
             model.load_weights(trial.weights())
-        refuse(trial.problems(dict(model.named_parameters())))
+        refuse(trial.problems(dict(model.named_parameters()), dict(model.named_buffers())))
+
+    Attributes:
+        changed: tensors of the manifest that the loader itself changes.
     """
 
     def __init__(self, manifest: Manifest) -> None:
         super().__init__()
         self.manifest = manifest
-        # The tensor that the loader was handed last.
+        self.changed: set[str] = set()
+        # The tensor that the loader was handed last, and where it would be.
         self.sending = ""
+        self.sent: Tensor | None = None
+        self.is_in_loader = False
         # The writes to each storage.
         self.written: dict[int, set[Write]] = defaultdict(set)
 
@@ -60,40 +72,87 @@ class LoadTrial(TorchDispatchMode):
         """Yields the manifest's tensors, without memory."""
         for name, shape in self.manifest.items():
             self.sending = name
-            yield name, torch.empty(shape, device="meta")
+            self.sent = torch.empty(shape, device="meta")
+            yield name, self.sent
+
+    def marked(self, loader: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes a parameter's loader whose writes are known as such."""
+
+        @wraps(loader)
+        def load(*args: Any, **kwargs: Any) -> Any:
+            outer = self.is_in_loader
+            self.is_in_loader = True
+            try:
+                return loader(*args, **kwargs)
+            finally:
+                self.is_in_loader = outer
+
+        return load
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Records a write instead of doing it."""
+        if func._schema.is_mutable and self._is_sent(args[0]):
+            self.changed.add(self.sending)
+            return args[0]
         if func not in WRITES:
             return func(*args, **(kwargs or {}))
         target = args[0]
         if target.numel() > 0:
-            part = Part(target.storage_offset(), tuple(target.shape), target.stride())
-            self.written[_storage_of(target)].add(Write(self.sending, part))
+            write = Write(self.sending, part_of(target), self.is_in_loader)
+            self.written[storage_of(target)].add(write)
         return target
 
-    def problems(self, parameters: dict[str, Tensor]) -> list[str]:
-        """Names the parameters that would not be filled once, and the tensors without use."""
+    def _is_sent(self, target: Any) -> bool:
+        """Checks whether a tensor is, or is part of, what the loader was handed last."""
+        if self.sent is None or not isinstance(target, Tensor):
+            return False
+        return storage_of(target) == storage_of(self.sent)
+
+    def direct(self, parameters: Mapping[str, Tensor]) -> set[str]:
+        """Names the parameters that the model's code writes to by itself."""
+        names = set()
+        for name, parameter in parameters.items():
+            if any(not write.by_loader for write in self.written[storage_of(parameter)]):
+                names.add(name)
+        return names
+
+    def problems(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        spare: Collection[str] = (),
+    ) -> list[str]:
+        """Names what would not be filled once, and the tensors without use, but for `spare`.
+
+        Buffers need not be filled: most are the engine's own.
+        """
         problems = []
         used: set[str] = set()
-        for name, parameter in parameters.items():
-            writes = self.written[_storage_of(parameter)]
+        for name, tensor in [*parameters.items(), *buffers.items()]:
+            writes = self.written[storage_of(tensor)]
+            if not writes and name in buffers:
+                continue
             senders = sorted({write.sender for write in writes})
             used.update(senders)
             parts = {write.part for write in writes}
             count = sum(math.prod(write.part.shape) for write in writes)
             if len(parts) < len(writes):
                 problems.append(f"written twice: {name}, by {', '.join(senders)}")
-            elif count != parameter.numel():
+            elif count != tensor.numel():
                 problems.append(
-                    f"missing: {name} gets {count:,} of its {parameter.numel():,} elements, "
+                    f"missing: {name} gets {count:,} of its {tensor.numel():,} elements, "
                     f"from {', '.join(senders) or 'no tensor'}"
                 )
-        for name in self.manifest.keys() - used:
+        for name in self.manifest.keys() - used - set(spare):
             problems.append(f"unused: {name} {tuple(self.manifest[name])}")
         return problems
 
 
-def _storage_of(tensor: Tensor) -> int:
+def part_of(tensor: Tensor) -> Part:
+    """Names the part of its storage that a tensor is."""
+    return Part(tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+
+
+def storage_of(tensor: Tensor) -> int:
     """Returns a number that tensors share exactly where they share their memory."""
     return tensor.untyped_storage()._cdata

@@ -29,6 +29,7 @@ class SavedForm:
         own_config = language_config(config)
         with torch.device("meta"):
             self.model = AutoModelForCausalLM.from_config(own_config)
+        self.ties_head: bool = config.get_text_config().tie_word_embeddings
         tensors = self.model.state_dict()
         self.names = {name: name for name in tensors}
         self.whole = self.model
