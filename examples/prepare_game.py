@@ -39,6 +39,8 @@ from workers.multi_turn_rollout import agent_specs
 GAMES = 1000
 STEPS = 200
 BATCH = 64
+# Steps between two lines that say how far it is.
+TOLD_EVERY = 50
 IGNORED = -100
 ROLES = ["system", "user", "assistant", "tool", "tools"]
 NUMBERS = [str(number) for number in range(21)]
@@ -164,7 +166,9 @@ def warm_up(
     ids = torch.tensor([(row + padding)[:length] for row in rows])  # (games, length)
     labels = torch.tensor([label_answers(row, start, assistant, end) for row in ids.tolist()])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(steps):
+    for number in range(steps):
+        if number % TOLD_EVERY == 0:
+            print(f"learning the form of answers: step {number} of {steps}", flush=True)
         chosen = torch.randint(len(rows), (BATCH,))
         # Padding lies behind the answers, which do not see it.
         model(input_ids=ids[chosen], labels=labels[chosen]).loss.backward()
@@ -188,6 +192,7 @@ def prepare(config: PPOConfig, games: int = GAMES, steps: int = STEPS) -> Path:
         sys.exit("a program plays by itself: name a game to prepare for")
     agent = spec.build()
     max_turn = spec.max_turn or config.agent.max_turn
+    print(f"playing {games} games with answers of sample_action", flush=True)
     conversations = play_games(agent, games, max_turn, _tasks_of(config))
     _tell_of_uncalled_tools(agent, conversations)
     texts = [message["content"] for messages in conversations for message in messages]

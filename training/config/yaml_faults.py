@@ -14,6 +14,7 @@ FIXES = {
     ),
     "expected ',' or": "check brackets, commas and quotes here and in the lines above",
     "expected <block end>": "keys of one section begin in the same column",
+    "did not find expected key": "keys of one section begin in the same column",
     "could not find expected ':'": "write KEY: VALUE, with a blank after the ':'",
     "found unexpected end of stream": "a bracket or a quote is not closed",
     "found undefined alias": "a value that begins with * needs quotes",

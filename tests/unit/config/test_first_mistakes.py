@@ -24,6 +24,7 @@ ENVIRONMENT = "agent.environment"
         ("data:\n\tseed: 1\n", "line 2, column 1: .*; YAML is indented by blanks"),
         ("data: {seed: 1}\ndata: {seed: 2}\n", "line 2, column 1: found duplicate key data; a key"),
         ("data:\n  seed: 1\n   shuffle: true\n", "line 3, .*begin in the same column"),
+        ("data:\n  seed: 1\n shuffle: true\n", "line 3, .*begin in the same column"),
         ("data:\n  seed:1\n  shuffle: true\n", "line 3, .*a blank follows each ':'"),
         ("data: {seed: 1\ntrainer: {nnodes: 1}\n", "line 2, .*check brackets"),
         ("data: {seed: 1, prompt_key: @x}\n", "line 1, .*begins with this character needs quotes"),

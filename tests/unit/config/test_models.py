@@ -87,6 +87,18 @@ def test_a_missing_model_is_named(
     assert problem.endswith("cannot be a hub name; did you mean 'empty/model'?")
 
 
+def test_a_game_without_its_model_is_told_what_makes_one(
+    runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = "actor_rollout_ref.model.path"
+    game = "agent.environment.name=guess_number"
+    problems = checked(runnable, f"{key}=outputs/luck/model", game)
+    assert any("`python examples/prepare_game.py CONFIG.yaml` makes" in each for each in problems)
+    problems = checked(runnable, f"{key}=outputs/luck/model")
+    assert not any("prepare_game" in each for each in problems)
+
+
 def test_a_name_that_the_hub_lacks_is_first_of_all_no_folder(
     runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

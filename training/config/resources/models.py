@@ -43,7 +43,8 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
             if is_folder:
                 yield f"{key}.path={path}: {reason}"
             else:
-                yield f"{key}.path={path} {missing_model(path, reason)}"
+                fix = _made_for_a_game(config, key)
+                yield f"{key}.path={path} {missing_model(path, reason)}{fix}"
             continue
         # transformers would make an empty tokenizer; missing weights it names itself.
         if key == POLICY_KEY and is_folder and not any(Path(path).glob("tokenizer*")):
@@ -97,6 +98,15 @@ def missing_model(path: str, reason: str) -> str:
     if not may_be_hub_name(path):
         return f"{place} and cannot be a hub name{fix}"
     return f"{place}, nor is it found on the hub ({reason}){fix}"
+
+
+def _made_for_a_game(config: PPOConfig, key: str) -> str:
+    """Returns "; ..." with what makes a small policy for a run's environments, else ""."""
+    path = str(config.actor_rollout_ref.model.path)
+    can_be_made = config.environments and key == POLICY_KEY and not Path(path).exists()
+    if not can_be_made or may_be_hub_name(path) or how_to_make(path):
+        return ""
+    return "; `python examples/prepare_game.py CONFIG.yaml` makes a small one for the game there"
 
 
 def may_be_hub_name(path: str) -> bool:
