@@ -22,6 +22,7 @@ from training.config.section import (
     InputPath,
     ObjectName,
     OutputPath,
+    ParserName,
     Section,
     Threshold,
     ToolName,
@@ -94,7 +95,7 @@ def around(bound: Any, step: float) -> tuple[list[Any], list[Any]]:
 
 
 # They change what is given, or find it.
-READ = (InputPath, OutputPath, ToolName, ObjectName, Command, Threshold)
+READ = (InputPath, OutputPath, ToolName, ParserName, ObjectName, Command, Threshold)
 BOUNDS = [
     (key, leaf, bound)
     for key, leaf in leaves(PPOConfig())
