@@ -69,6 +69,7 @@ class Pending:
         digest: of its body.
         trained: its answer is trained on.
         before: stands for the conversation that it goes on.
+        reward: that its header says of the answer before it.
         listeners: connections that wait for the answer.
         delivered: one of them was sent all of it.
         gone: what gives the answer up, where nobody has listened for a while.
@@ -80,6 +81,7 @@ class Pending:
     answered: "asyncio.Future[AnsweredCompletion]"
     before: str = ""
     trained: bool = True
+    reward: float | None = None
     listeners: int = 0
     delivered: bool = False
     gone: asyncio.TimerHandle | None = None
@@ -281,7 +283,9 @@ class Attempt:
             named = b"counts " + named
         digest = hashlib.blake2b(named + body, digest_size=16).digest()
         for earlier in self.pending.values():
-            if earlier.digest == digest and earlier.is_left:
+            # One that says another reward of the answer before is to be heard.
+            says_more = reward is not None and reward != earlier.reward
+            if earlier.digest == digest and earlier.is_left and not says_more:
                 self._adopt(earlier)
                 return earlier
         if not asked.only_counts:
@@ -292,6 +296,7 @@ class Attempt:
         spec = self.spec
         trained = not is_helper(asked, spec.train_models, spec.helper_prompts)
         pending = Pending(number, asked, digest, future, recalled.digest, trained, listeners=1)
+        pending.reward = reward
         self.pending[number] = pending
         self.waiting.add(number)
         self.counts["ignored"] += bool(asked.ignored)
