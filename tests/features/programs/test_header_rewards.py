@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from custom.model_usage import USAGE
+from features.judges import install_models
 from features.programs.attempt import Deadlines
 from features.programs.connections import Connections
 from features.programs.exchange import Answer, Asked, Exited, Gone, Rewarded
@@ -19,6 +21,8 @@ from features.programs.pool import ProgramPool
 from features.programs.protocols import ProtocolError
 from features.programs.spec import ProgramSpec
 from tests.features.programs.test_server import BODY, Served, begin
+from tests.features.programs.test_side_models import judge_at
+from tests.model_server import model_server, say
 from tests.unit.test_turn_tokens import turn_tokens
 from workers.environments.reply import StepReply
 from workers.rollout.engine import Completion, Sampling
@@ -364,6 +368,21 @@ def test_a_header_that_stands_twice_pays_once_and_one_that_is_no_number_is_refus
     for value in ("much", "nan", "inf"):
         assert served.send(X_Reward=value).getresponse().status == 400
     assert served.heard(Rewarded, 0.2) is None
+
+
+def test_a_question_to_a_model_beside_the_policy_has_its_reward_told() -> None:
+    with model_server(say("0.5")) as server:
+        spec = ProgramSpec(
+            command=(sys.executable, "-c", "import time; time.sleep(600)"),
+            services=judge_at(server.url),
+        )
+        body = json.dumps({"model": "judge", "messages": [USER]}).encode()
+        with ProgramPool({0: spec}, deadlines=Deadlines(), max_tokens=64) as pool:
+            served = begin(pool)
+            assert served.send(body, X_Reward="0.5").getresponse().status == 200
+            assert served.heard(Rewarded) == Rewarded(reward=0.5, by_refused=True)
+    install_models({})
+    USAGE.take()
 
 
 def test_a_retry_that_takes_the_waiting_answer_tells_its_reward_once(served: Served) -> None:
