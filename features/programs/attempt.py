@@ -46,6 +46,7 @@ from features.programs.recall import Recall, message_of, without_thinking
 from features.programs.report import ProgramReport
 from features.programs.spec import ProgramSpec
 from workers.environments.clock import SHORT_S
+from workers.rollout.speaker import NOBODY, Speaker
 
 # For so many seconds an answer waits for a client that hung up.
 RETRY_S = 20.0
@@ -68,6 +69,7 @@ class Pending:
         digest: of its body.
         trained: its answer is trained on.
         before: stands for the conversation that it goes on.
+        reward: that its header says of the answer before it.
         listeners: connections that wait for the answer.
         delivered: one of them was sent all of it.
         gone: what gives the answer up, where nobody has listened for a while.
@@ -79,6 +81,7 @@ class Pending:
     answered: "asyncio.Future[AnsweredCompletion]"
     before: str = ""
     trained: bool = True
+    reward: float | None = None
     listeners: int = 0
     delivered: bool = False
     gone: asyncio.TimerHandle | None = None
@@ -280,7 +283,9 @@ class Attempt:
             named = b"counts " + named
         digest = hashlib.blake2b(named + body, digest_size=16).digest()
         for earlier in self.pending.values():
-            if earlier.digest == digest and earlier.is_left:
+            # One that says another reward of the answer before is to be heard.
+            says_more = reward is not None and reward != earlier.reward
+            if earlier.digest == digest and earlier.is_left and not says_more:
                 self._adopt(earlier)
                 return earlier
         if not asked.only_counts:
@@ -291,6 +296,7 @@ class Attempt:
         spec = self.spec
         trained = not is_helper(asked, spec.train_models, spec.helper_prompts)
         pending = Pending(number, asked, digest, future, recalled.digest, trained, listeners=1)
+        pending.reward = reward
         self.pending[number] = pending
         self.waiting.add(number)
         self.counts["ignored"] += bool(asked.ignored)
@@ -414,11 +420,48 @@ class Attempt:
             had.append([*messages, message_of(pending.answered.result())])
         return without_beginnings(had)
 
-    def take_reward(self, reward: float, number: int | None) -> None:
-        """Hands on the reward of an answer."""
+    def take_reward(
+        self,
+        reward: float,
+        number: int | None = None,
+        *,
+        speaker: Speaker = NOBODY,
+        by_refused: bool = False,
+    ) -> None:
+        """Hands on the reward of an answer.
+
+        Args:
+            number: of the answer's request; None: the last one that the speaker has had.
+            by_refused: the header of a request says so that the episode never hears of.
+        """
+        if number is not None and not self._has_answered(number):
+            raise ProtocolError(
+                "no answer of this episode has this id: name one as it was answered, "
+                "or none to mean the last",
+                "not_found",
+                404,
+            )
         if not self.exited and not self.ending:
             self.reward_told = True
-            self.tell(self.key, Rewarded(reward=reward, number=number))
+            self.tell(
+                self.key,
+                Rewarded(reward=reward, number=number, speaker=speaker, by_refused=by_refused),
+            )
+
+    def number_of(self, answer_id: str) -> int:
+        """Returns the number in an answer's id. ValueError where it is another episode's."""
+        named, _, number = answer_id.rpartition("-")
+        key = named.rpartition("_")[2]
+        if key and key != str(self.key):
+            raise ValueError(f"{answer_id!r} is no answer of this episode")
+        return int(number)
+
+    def _has_answered(self, number: int) -> bool:
+        """Returns whether a request has been answered by the policy."""
+        pending = self.pending.get(number)
+        if pending is None or pending.asked.only_counts or not pending.answered.done():
+            return False
+        return pending.answered.exception() is None
 
     # The end
 

@@ -113,6 +113,21 @@ class Conversations:
             TemplateRefusal: the chat template does not take the messages.
         """
         rendered = self._rendered(messages, tools)
+        found = self._found(rendered, speaker, trained)
+        if found is not None:
+            mark, end, given = found
+            pieces = (*mark.pieces, Piece(rendered[end:], is_sampled=False))
+            place = self._behind(mark, given, pieces, trained)
+            if place is not None:
+                return place
+            # The row is full; as a prompt the conversation may have room.
+        pieces = (Piece(rendered, is_sampled=False),)
+        return self._beginning(self.tokens.encode(rendered), pieces, speaker, trained)
+
+    def _found(
+        self, rendered: str, speaker: Speaker, trained: bool
+    ) -> tuple[Mark, int, list[int]] | None:
+        """Finds the mark that a request goes on from, where that ends in it, and what is new."""
         marks = self._marks_of(speaker, trained)
         for mark in sorted(marks, key=lambda mark: len(mark.text), reverse=True):
             end = end_of(mark, rendered)
@@ -120,16 +135,26 @@ class Conversations:
             if end is None or cuts_one_of(self.tokens.special_texts, rendered, end):
                 continue
             given = self.tokens.following(rendered[end:], mark.sampled)
-            if given is None:
-                continue
-            pieces = (*mark.pieces, Piece(rendered[end:], is_sampled=False))
-            place = self._behind(mark, given, pieces, trained)
-            if place is not None:
-                return place
-            # The row is full; as a prompt the conversation may have room.
-            break
-        pieces = (Piece(rendered, is_sampled=False),)
-        return self._beginning(self.tokens.encode(rendered), pieces, speaker, trained)
+            if given is not None:
+                return mark, end, given
+        return None
+
+    def turn_before(
+        self, messages: Messages, tools: Tools, speaker: Speaker = NOBODY, trained: bool = True
+    ) -> int | None:
+        """Returns the turn that a request goes on from, whether or not there is room; None: none.
+
+        Its client then has that answer, whatever becomes of the request.
+
+        Raises:
+            TemplateRefusal: the chat template does not take the messages.
+        """
+        found = self._found(self._rendered(messages, tools), speaker, trained)
+        if found is None:
+            return None
+        mark, _, _ = found
+        mark.is_used = True
+        return mark.turn
 
     def _rendered(self, messages: Messages, tools: Tools) -> str:
         """Renders a request. Raises TemplateRefusal, whatever is in it."""
@@ -149,15 +174,39 @@ class Conversations:
     ) -> RowPlace | None:
         """Does as `place` with the ids that are to be continued."""
         ids = list(prompt_ids)
-        for mark in sorted(self._marks_of(speaker, trained), key=length_of, reverse=True):
-            known = [*mark.row.prompt_ids, *mark.row.ids[: mark.held]]
-            if len(ids) <= len(known) or ids[: len(known)] != known:
-                continue
-            place = self._behind(mark, ids[len(known) :], (), trained)
+        mark = self._found_by_ids(ids, speaker, trained)
+        if mark is not None:
+            place = self._behind(mark, ids[length_of(mark) :], (), trained)
             if place is not None:
                 return place
-            break
         return self._beginning(ids, (), speaker, trained)
+
+    def _found_by_ids(self, ids: list[int], speaker: Speaker, trained: bool) -> Mark | None:
+        """Finds the mark that ids go on from."""
+        for mark in sorted(self._marks_of(speaker, trained), key=length_of, reverse=True):
+            known = [*mark.row.prompt_ids, *mark.row.ids[: mark.held]]
+            if len(ids) > len(known) and ids[: len(known)] == known:
+                return mark
+        return None
+
+    def turn_before_ids(
+        self, prompt_ids: Sequence[int], speaker: Speaker = NOBODY, trained: bool = True
+    ) -> int | None:
+        """Does as `turn_before` with the ids that are to be continued."""
+        mark = self._found_by_ids(list(prompt_ids), speaker, trained)
+        if mark is None:
+            return None
+        mark.is_used = True
+        return mark.turn
+
+    def turns_of(self, speaker: Speaker) -> list[int]:
+        """Lists the turns that a speaker has had answered."""
+        return [mark.turn for mark in self.marks if mark.row.speaker == speaker]
+
+    @property
+    def speakers(self) -> list[Speaker]:
+        """Lists who has had an answer, again for each."""
+        return [mark.row.speaker for mark in self.marks]
 
     def _marks_of(self, speaker: Speaker, trained: bool) -> list[Mark]:
         """Lists the marks in a speaker's rows, those first whose rows the answer may be in."""

@@ -109,8 +109,8 @@ class Asked:
     seconds: float = 0.0
 
     @property
-    def order(self) -> str:
-        """Sorts what is asked at the same time by what it is, not by when it came."""
+    def content(self) -> str:
+        """Says what is asked; a retry says the same."""
         content = [
             self.messages,
             self.prompt_ids,
@@ -119,7 +119,12 @@ class Asked:
             self.stop,
             self.speaker.agent,
         ]
-        return f"asked {json.dumps(content, default=str)} {self.number:09d}"
+        return json.dumps(content, default=str)
+
+    @property
+    def order(self) -> str:
+        """Sorts what is asked at the same time by what it is, not by when it came."""
+        return f"asked {self.content} {self.number:09d}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +141,23 @@ class Gone:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewarded:
-    """Tells an episode the reward of an answer; of the last one where `number` is None."""
+    """Tells an episode the reward of an answer.
+
+    Attributes:
+        number: of the answer's request; None: the last answer that its speaker has had.
+        speaker: who says so.
+        by_refused: the header says so of a request that was refused before the episode heard of it.
+    """
 
     reward: float
     number: int | None = None
+    speaker: Speaker = NOBODY
+    by_refused: bool = False
 
     @property
     def order(self) -> str:
-        """Sorts it behind what is asked."""
-        return "rewarded"
+        """Sorts it behind what is asked; a refused request's before that, which may say it anew."""
+        return "a header" if self.by_refused else "rewarded"
 
 
 @dataclass(frozen=True, kw_only=True)

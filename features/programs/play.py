@@ -20,8 +20,10 @@ from typing import Any
 from custom.env import BadRewardFunction, Message
 from custom.model_usage import add_counts
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
+from data.warn_once import warn_once
 from features.programs.conversations import Conversations, RowPlace
 from features.programs.exchange import Answer, Asked, Earned, Exited, Gone, Refusal, Rewarded
+from features.programs.header_rewards import HeaderRewards
 from features.programs.other_sampling import other_sampling
 from features.programs.protocols.protocol import too_long
 from features.programs.spec import ProgramSpec
@@ -40,11 +42,19 @@ from workers.rollout.episode import (
     Turn,
     TurnLimits,
 )
+from workers.rollout.speaker import NOBODY, Speaker
 
 # Between the numbers of an episode's requests in two attempts.
 REQUESTS_PER_ATTEMPT = 1_000_000
 # Numbers of turns from here on stand for what is asked, not for how many turns there were.
 FIRST_OF_CONTENTS = 1_000_000_000
+# Stands for the number of a request that was refused before the episode heard of it.
+REFUSED_UNHEARD = 0
+NOBODY_TO_PAY = (
+    "a program named a reward (X-Reward, or POST /reward) where there is no answer to pay: its "
+    "speaker (X-Agent with X-Session-ID) has had none that is trained, and it is dropped; name the "
+    "speaker that was answered, or the answer by its id"
+)
 # Counts of an episode's requests: all that became turns, and which of them made a row
 # grow, forked one or began one; those that were refused; answers that nobody took; requests whose
 # own sampling was overridden; those that are not trained.
@@ -84,6 +94,7 @@ class ProgramEpisode:
         depths: of that conversation, the numbers of answers that it has had.
         contents: how often the same ids were to be continued.
         counts: what is counted of the requests, by name.
+        header_rewards: what requests' headers have said of turns.
         overflowed: a request had no room.
     """
 
@@ -100,6 +111,7 @@ class ProgramEpisode:
     depths: set[int] = field(default_factory=set)
     contents: Counter[int] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
+    header_rewards: HeaderRewards = field(default_factory=HeaderRewards)
     overflowed: bool = False
 
     def __post_init__(self) -> None:
@@ -131,10 +143,7 @@ class ProgramEpisode:
         if isinstance(heard, Gone):
             return self._gone(heard.number)
         if isinstance(heard, Rewarded):
-            turn = self._last_trained_turn
-            if heard.number is not None:
-                turn = self.turn_of.get(heard.number, -1)
-            self._pay(turn, heard.reward)
+            self._rewarded(heard)
         return Several()
 
     # Requests
@@ -143,6 +152,13 @@ class ProgramEpisode:
         """Finds a place for a request and has its answer sampled, or refuses it."""
         episode = self.episode
         episode.env_seconds += asked.seconds
+        if asked.reward is not None:
+            self._pay_by_header(
+                self._turn_before(asked),
+                asked.reward,
+                number=asked.number,
+                content=asked.content,
+            )
         unknown = self._unknown_id(asked.prompt_ids)
         if unknown is not None:
             size = len(self.tokens.tokenizer)
@@ -180,6 +196,7 @@ class ProgramEpisode:
         # As where a request is placed, odd messages are its own fault alone.
         except Exception as error:
             return self._refuse(asked, "template", f"{type(error).__name__}: {error}")
+        self.header_rewards.leave_unanswered(asked.number)
         return self._tell(asked.number, Answer(prompt_tokens=size))
 
     def _size(self, asked: Asked) -> int:
@@ -261,22 +278,15 @@ class ProgramEpisode:
             if asked.prompt_ids:
                 new_messages = self._as_text(place.given)
             before = turns[behind]
-            if before.reply is None:
-                before.reply = StepReply(messages=new_messages)
-            if asked.reward is not None:
-                self._pay(behind, asked.reward)
-        elif asked.reward is not None:
-            self._pay(self._last_trained_turn, asked.reward)
+            # It may have been paid already.
+            reply = before.reply or StepReply()
+            if not reply.messages:
+                before.reply = replace(reply, messages=new_messages)
         turns.append(Turn(text="", finish_reason="", asked=new_messages, behind=behind))
         self.sizes.append(len(asked.messages))
         if asked.trained:
             self.trained_turns.append(len(turns) - 1)
         return len(turns) - 1
-
-    @property
-    def _last_trained_turn(self) -> int:
-        """Returns the last turn that can earn something; -1 where there is none."""
-        return self.trained_turns[-1] if self.trained_turns else -1
 
     def _as_text(self, token_ids: Sequence[int]) -> list[Message]:
         """Shows ids that a client asks to be continued, for records; they are no messages."""
@@ -360,6 +370,7 @@ class ProgramEpisode:
     def _refuse(self, asked: Asked, refusal: Refusal, error: str) -> Several:
         """Answers a request with an error."""
         self.counts["refused"] += 1
+        self.header_rewards.leave_unanswered(asked.number)
         return self._tell(asked.number, Answer(refusal=refusal, error=error))
 
     def _withdraw(self, flight: Flight, refusal: Refusal, error: str) -> Several:
@@ -382,6 +393,7 @@ class ProgramEpisode:
         if flight is not None:
             self.conversations.drop(flight.place)
             self.episode.turns[flight.turn].finish_reason = "gone"
+            self.header_rewards.leave_unanswered(number)
             return Several(dropped=[self._engine_number(number)])
         self._retract(number)
         return Several()
@@ -390,12 +402,64 @@ class ProgramEpisode:
         """Takes an answer out of its row that was sampled and that nobody took."""
         turn = self.turn_of.get(number)
         if turn is not None and self.conversations.retract(turn):
+            self.header_rewards.leave_unanswered(number)
             entry = self.episode.turns[turn]
             entry.finish_reason = "undelivered"
             entry.tokens = 0
             entry.reply = None
 
     # Rewards
+
+    def _rewarded(self, heard: Rewarded) -> None:
+        """Pays an answer that was named, or the last one that who says so has had."""
+        if heard.number is not None:
+            turn = self.turn_of.get(heard.number, -1)
+            self._pay_named(turn, heard.reward)
+            return
+        turn = self._last_turn_of(heard.speaker)
+        if heard.by_refused:
+            self._pay_by_header(turn, heard.reward, number=REFUSED_UNHEARD, content="")
+            self.header_rewards.leave_unanswered(REFUSED_UNHEARD)
+            return
+        if turn == -1 and heard.speaker == NOBODY:
+            # All answers are those of speakers with a name: the last one of them is meant.
+            turn = max(map(self._last_turn_of, self.conversations.speakers), default=-1)
+        self._pay_named(turn, heard.reward)
+
+    def _turn_before(self, asked: Asked) -> int:
+        """Returns the turn of the answer before a request: where it goes on, or its speaker's last.
+
+        -1 where there is none. A refused request has one too.
+        """
+        if asked.prompt_ids:
+            turn = self.conversations.turn_before_ids(
+                asked.prompt_ids, asked.speaker, asked.trained
+            )
+        else:
+            try:
+                turn = self.conversations.turn_before(
+                    asked.messages, asked.tools, asked.speaker, asked.trained
+                )
+            except TemplateRefusal:
+                turn = None
+        return self._last_turn_of(asked.speaker) if turn is None else turn
+
+    def _last_turn_of(self, speaker: Speaker) -> int:
+        """Returns a speaker's last answered turn that can earn something; -1: there is none."""
+        turns = self.conversations.turns_of(speaker)
+        return max((turn for turn in turns if turn in self.trained_turns), default=-1)
+
+    def _pay_by_header(self, turn: int, reward: float, *, number: int, content: str) -> None:
+        """Pays what a request's header says of the answer before it, once."""
+        owed = self.header_rewards.owed(turn, reward, number=number, content=content)
+        if owed:
+            self._pay_named(turn, owed)
+
+    def _pay_named(self, turn: int, reward: float) -> None:
+        """Pays what a program says of an answer; says where there is none."""
+        if turn == -1:
+            warn_once(__name__, NOBODY_TO_PAY)
+        self._pay(turn, reward)
 
     def _pay(self, turn: int, reward: float) -> None:
         """Puts a reward on the last token of a turn; it is dropped where nothing was sampled.

@@ -14,7 +14,7 @@ import contextlib
 import json
 import socket
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from aiohttp import web
@@ -171,7 +171,8 @@ class ProgramServer:
         attempt = None
         try:
             attempt = await self._attempt_of(http)
-            self._connections.assign(connection, attempt.token)
+            with paid_where_refused(http, attempt):
+                self._connections.assign(connection, attempt.token)
             if path.endswith("/models") and http.method == "GET":
                 return web.json_response(list_models(attempt))
             if "/v1/models/" in path and http.method == "GET":
@@ -181,7 +182,9 @@ class ProgramServer:
             if path.endswith("/end") and http.method == "POST" and attempt.spec.is_by_hand:
                 return await self._end(http, attempt)
             if protocol is None or http.method != "POST":
-                raise ProtocolError(f"{http.method} {path} is not served here", "not_found", 404)
+                with paid_where_refused(http, attempt):
+                    told = f"{http.method} {path} is not served here"
+                    raise ProtocolError(told, "not_found", 404)
             return await self._complete(http, attempt, protocol)
         except ProtocolError as error:
             if attempt is not None:
@@ -216,14 +219,20 @@ class ProgramServer:
         self, http: web.Request, attempt: Attempt, protocol: Protocol
     ) -> web.StreamResponse:
         """Has a request answered, and writes the answer."""
-        body = await self._body(http)
-        content = read_object(body)
-        service = side_service_of(content, attempt.spec.services)
+        with paid_where_refused(http, attempt) as reward:
+            body = await self._body(http)
+            content = read_object(body)
+            service = side_service_of(content, attempt.spec.services)
+            if service is None:
+                asked = replace(read_request(protocol, content), speaker=speaker_of(http))
+                pending = attempt.ask(asked, body, reward=reward)
+            else:
+                attempt.refuse_if_ended()
         if service is not None:
-            attempt.refuse_if_ended()
+            # It asks for no turn: what it says of the last one stands by itself.
+            if reward is not None:
+                attempt.take_reward(reward, speaker=speaker_of(http), by_refused=True)
             return web.json_response(await ask_service(service, content, http.path))
-        asked = replace(read_request(protocol, content), speaker=speaker_of(http))
-        pending = attempt.ask(asked, body, reward=reward_header(http))
         delivered = False
         try:
             if asked.stream:
@@ -283,18 +292,18 @@ class ProgramServer:
         return web.json_response({"ok": True})
 
     async def _take_reward(self, http: web.Request, attempt: Attempt) -> web.Response:
-        """Takes the reward of an answer, by `id`, or of the last one."""
+        """Takes the reward of an answer, by `id`, or of the last one that its speaker has had."""
         try:
             said = json.loads(await self._body(http))
             reward = check_reward(said["reward"], "the program")
             number = None
             if said.get("id") is not None:
-                number = int(str(said["id"]).rpartition("-")[2])
+                number = attempt.number_of(str(said["id"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ProtocolError(
                 f'a reward is {{"reward": 1.0}}, with the answer\'s "id" or without: {error}'
             ) from None
-        attempt.take_reward(reward, number)
+        attempt.take_reward(reward, number, speaker=speaker_of(http))
         return web.json_response({"ok": True})
 
     async def _body(self, http: web.Request) -> bytes:
@@ -355,6 +364,18 @@ def reward_header(http: web.Request) -> float | None:
         return check_reward(float(text), "the program")
     except ValueError:
         raise ProtocolError(f"{REWARD_HEADER}: {text!r} is no number") from None
+
+
+@contextlib.contextmanager
+def paid_where_refused(http: web.Request, attempt: Attempt) -> Iterator[float | None]:
+    """Yields the reward in a request's header, and pays it where the request is refused in here."""
+    reward = reward_header(http)
+    try:
+        yield reward
+    except ProtocolError:
+        if reward is not None:
+            attempt.take_reward(reward, speaker=speaker_of(http), by_refused=True)
+        raise
 
 
 def speaker_of(http: web.Request) -> Speaker:
