@@ -29,7 +29,6 @@ from features.evaluation.evaluation import (
     write_json,
 )
 from features.evaluation.summary import (
-    ALL,
     compare,
     describe,
     require_same_tasks,
@@ -224,8 +223,9 @@ def _compare(
     write_json(folder / RESULT, comparison)
     print()
     for source, sentence in sentences.items():
-        alone = len(sentences) == 1 or source == ALL
-        print(sentence if alone else f"{source}: {sentence}")
+        # That of all sources, or of the only one, comes last.
+        is_last = source == list(sentences)[-1]
+        print(sentence if is_last else f"{source}: {sentence}")
     print(f"  {folder / RESULT}", flush=True)
 
 

@@ -6,7 +6,7 @@ Invariant: it computes from samples alone, so that the same samples give the sam
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from training.run.metrics.evaluation_statistics import (
     paired_difference,
     pass_at_k,
     passes,
+    reward_bounds,
     spread_over_samples,
     spread_over_tasks,
     subset_sizes,
@@ -32,8 +33,9 @@ from training.run.metrics.validation_metrics import rows_by_task
 from training.validation import ValidationSamples
 from workers.rollout.episode import FAILURES
 
-# The name of all data sources together.
+# The name of all data sources together; see `name_of_all` for a source of that name.
 ALL = "all"
+ALL_BUT_A_SOURCE = "all_sources"
 # A number of its own that reward functions of verl's kind give: whether an answer is right.
 ACCURACY = "acc"
 
@@ -57,15 +59,14 @@ def summarise(
     """Computes all that eval.json says of the samples; `pass_reward` is what a pass is paid."""
     by_source = tasks_by_source(samples)
     passed = passed_samples(samples, pass_reward)
-    sources = {
-        source: source_summary(samples, tasks, passed) for source, tasks in by_source.items()
-    }
+    sources = {source: source_summary(samples, rows, passed) for source, rows in by_source.items()}
+    tasks = len(set(zip(samples.sources, samples.uids, strict=True)))
     failed = [fact for fact in facts if fact["ending"] in FAILURES]
     errors = [str(fact["error"]) for fact in facts if fact["error"]]
     return {
-        "tasks": len(set(zip(samples.sources, samples.uids, strict=True))),
+        "tasks": tasks,
         "episodes": len(samples.uids),
-        "samples_per_task": len(samples.uids) // max(len(set(samples.uids)), 1),
+        "samples_per_task": len(samples.uids) // max(tasks, 1),
         "pass": pass_rule(samples, pass_reward),
         "sources": sources,
         "endings": dict(Counter(samples.endings).most_common()),
@@ -75,15 +76,15 @@ def summarise(
         "first_error": errors[0].splitlines()[0] if errors else None,
         "by_task": [
             task_entries(samples, rows, passed)
-            for source, tasks in by_source.items()
-            if source != ALL or len(by_source) == 1
-            for rows in tasks
+            for source, rows_of_tasks in by_source.items()
+            if source in samples.sources
+            for rows in rows_of_tasks
         ],
     }
 
 
 def tasks_by_source(samples: ValidationSamples) -> dict[str, np.ndarray]:
-    """Sorts the samples' numbers by source and task, (tasks, n), with ALL of several sources.
+    """Sorts the samples' numbers by source and task, (tasks, n), with all of several sources.
 
     Raises:
         ValueError: tasks have different numbers of samples, so that some would be left out.
@@ -99,9 +100,20 @@ def tasks_by_source(samples: ValidationSamples) -> dict[str, np.ndarray]:
             "all. A trainer of one's own must play each described episode, and no other"
         )
     if len(by_source) > 1:
-        everything = [ALL] * len(samples.uids)
-        [by_source[ALL]] = rows_by_task(everything, samples.uids).values()
+        everything = np.concatenate(list(by_source.values()))
+        # In the order in which they were played.
+        by_source[name_of_all(by_source)] = everything[everything[:, 0].argsort()]
     return by_source
+
+
+def name_of_all(sources: Collection[str]) -> str:
+    """Names all data sources together as none of them is named."""
+    if ALL not in sources:
+        return ALL
+    name = ALL_BUT_A_SOURCE
+    while name in sources:
+        name += "_"
+    return name
 
 
 def passed_samples(samples: ValidationSamples, pass_reward: float) -> np.ndarray:
@@ -153,14 +165,6 @@ def source_summary(
         for k in subset_sizes(n):
             summary[f"maj@{k}"] = asdict(estimate(majority_at_k(texts, rewards, k), bounds=bounds))
     return summary
-
-
-def reward_bounds(rewards: np.ndarray) -> tuple[float, float] | None:
-    """Returns between which values rewards lie, where they show it: 1 and -1; None elsewhere.
-
-    `estimate` knows those between 0 and 1 by itself.
-    """
-    return (-1.0, 1.0) if np.isin(rewards, (-1.0, 1.0)).all() else None
 
 
 def task_entries(
@@ -255,8 +259,8 @@ def _rows(summary: Mapping[str, Any]) -> list[str]:
     rows.append(f"{'tokens':<8} {summary['tokens_per_episode']:.1f} an episode")
     if summary["tasks"] == 1:
         rows.append("one task shows no interval")
-    elif summary["mean"]["low"] == summary["mean"]["high"]:
-        rows.append("all tasks got the same: an interval without width says little")
+    elif summary["mean"]["low"] is None:
+        rows.append("all tasks got the same, and their rewards have no known range: no interval")
     return rows
 
 
@@ -299,9 +303,12 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     """Compares two models' results on the same tasks: source -> the first minus the second."""
     differences = {}
     for source in first["sources"]:
-        ours = task_means(first, source)
-        theirs = task_means(second, source)
-        difference = paired_difference(ours, theirs)
+        of_first = task_rewards(first, source)
+        of_second = task_rewards(second, source)
+        ours = of_first.mean(axis=1)
+        theirs = of_second.mean(axis=1)
+        bounds = reward_bounds(np.concatenate([of_first, of_second]))
+        difference = paired_difference(ours, theirs, bounds=bounds)
         wins = int((ours > theirs).sum())
         losses = int((ours < theirs).sum())
         differences[source] = {
@@ -313,10 +320,12 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return differences
 
 
-def task_means(result: Mapping[str, Any], source: str) -> np.ndarray:
-    """Returns the mean reward of each task of a source, or of all, (tasks,)."""
-    tasks = [task for task in result["by_task"] if source in (task["source"], ALL)]
-    return np.array([np.mean(task["rewards"]) for task in tasks])
+def task_rewards(result: Mapping[str, Any], source: str) -> np.ndarray:
+    """Returns the rewards of a source's tasks, (tasks, n); of all where no task has that source."""
+    rewards = [task["rewards"] for task in result["by_task"] if task["source"] == source]
+    if not rewards:
+        rewards = [task["rewards"] for task in result["by_task"]]
+    return np.array(rewards, dtype=np.float64)
 
 
 def say_difference(entries: Mapping[str, Any], first: str, second: str) -> str:

@@ -35,6 +35,8 @@ CODE_FILES = (".py", ".pyc", ".so", ".pkl", ".pt", ".pth")
 METADATA = {"format": "pt"}
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
+# Names classes in Python files beside the model, which an export leaves behind.
+AUTO_MAP = "auto_map"
 
 
 def write_model(model: CheckpointModel, out: Path, dtype: str) -> None:
@@ -114,6 +116,7 @@ def _write_config(model: CheckpointModel, out: Path, dtype: str) -> None:
         model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]
         config.architectures = [model_class.__name__]
     config.save_pretrained(out)
+    _leave_code_unnamed(out / "config.json")
 
 
 def _copy_others(source: Path, out: Path) -> None:
@@ -129,6 +132,31 @@ def _copy_others(source: Path, out: Path) -> None:
             continue
         if path.is_file() and not path.is_symlink():
             shutil.copyfile(path, out / path.name)
+            if path.name.endswith("config.json"):
+                _leave_code_unnamed(out / path.name)
+
+
+def _leave_code_unnamed(file: Path) -> None:
+    """Takes out of a file of settings what names code that was not copied, at any depth.
+
+    One without keeps its bytes, and so does one that is no JSON.
+    """
+    try:
+        settings = json.loads(file.read_bytes())
+        plain = _without_auto_map(settings)
+    except (ValueError, RecursionError):
+        return
+    if plain != settings:
+        file.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _without_auto_map(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: entry for key, entry in value.items() if key != AUTO_MAP}
+        return {key: _without_auto_map(entry) for key, entry in kept.items()}
+    if isinstance(value, list):
+        return [_without_auto_map(entry) for entry in value]
+    return value
 
 
 def write_shards(weights: Iterator[tuple[str, Tensor]], out: Path) -> None:

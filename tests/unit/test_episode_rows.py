@@ -287,6 +287,26 @@ def test_split_episodes_have_the_advantages_of_the_same_episodes_in_one_row(
         assert not split.batch[name][len(shuffled) :].any(), "nothing is learnt from dummies"
 
 
+def test_the_one_that_counts_columns_counts_sampled_tokens_in_a_group_of_split_episodes() -> None:
+    """Group g has an episode of two rows; group h has none, so that its holes have places."""
+    rows = [
+        [(1, 0.0, 0.5), (0, 0.0, 0.25), (1, 1.0, 0.75), (0, 0.0, 0.0)],
+        [(1, 0.5, 0.25), (1, 0.0, 0.5), (1, 2.0, 0.125), (0, 0.0, 0.0)],
+    ]
+    batch = as_batch(
+        [*rows, rows[0], *rows],
+        ["g", "g", "g", "h", "h"],
+        ["0", "1", "1", "2", "3"],
+        [0, 0, 1, 0, 0],
+    )
+    seen = []
+    for name in ("optimal_token_baseline", "tir_optimal_token_baseline"):
+        compute_advantage(batch, name, config=SETTINGS)
+        seen.append(batch.batch["advantages"])
+    assert torch.equal(seen[0][:3], seen[1][:3])
+    assert not torch.equal(seen[0][3:], seen[1][3:])
+
+
 @pytest.mark.parametrize("estimator", sorted(ESTIMATOR_NEEDS.keys() - OF_THE_BATCH))
 def test_a_group_does_not_see_that_another_groups_episodes_have_several_rows(
     estimator: str,

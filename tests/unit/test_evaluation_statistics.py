@@ -90,14 +90,61 @@ def test_students_quantile_is_that_of_the_tables() -> None:
     assert quantiles == pytest.approx([2.776, 2.228, 2.042, 1.962], abs=0.01)
 
 
-def test_one_task_has_no_interval_and_equal_tasks_have_no_width() -> None:
+def test_one_task_has_no_interval_and_equal_tasks_have_none_without_width() -> None:
     assert statistics.estimate(np.array([0.5])).low is None
+    # Without a range nothing says how far another task may be off.
     outside = statistics.estimate(np.full(12, 7.0))
-    assert (outside.value, outside.low, outside.high, outside.approximate) == (7.0, 7.0, 7.0, True)
+    assert (outside.value, outside.low, outside.high, outside.approximate) == (
+        7.0,
+        None,
+        None,
+        True,
+    )
     # No width is proved where the values have a range and could have been others.
     alike = statistics.estimate(np.full(12, 0.5))
     assert alike.low is not None and alike.high is not None
     assert alike.low < 0.3 and alike.high > 0.7 and not alike.approximate
+
+
+@pytest.mark.parametrize(
+    ("rewards", "bounds"),
+    [
+        ([1.0, 1.0], (0.0, 1.0)),
+        ([0.0, 0.0], (0.0, 1.0)),
+        ([0.5, 0.25], (0.0, 1.0)),
+        ([1.0 + 1e-7, -1e-7], (0.0, 1.0)),
+        ([[1.0, -1.0], [1.0, 1.0]], (-1.0, 1.0)),
+        ([-1.0, -1.0], (-1.0, 1.0)),
+        ([-1.0, 0.0, 1.0], (-1.0, 1.0)),
+        ([-0.5, 1.0], (-1.0, 1.0)),
+        ([2.0, 0.0], statistics.UNKNOWN),
+        ([-2.0, 1.0], statistics.UNKNOWN),
+        ([1.0, float("nan")], statistics.UNKNOWN),
+        ([float("inf"), 1.0], statistics.UNKNOWN),
+        ([], statistics.UNKNOWN),
+    ],
+)
+def test_a_range_below_0_is_taken_only_where_a_value_below_0_was_seen(rewards, bounds) -> None:
+    assert statistics.reward_bounds(np.array(rewards)) == bounds
+
+
+def test_what_rounding_makes_of_equal_values_has_an_interval_of_equal_values() -> None:
+    noise = 0.1 + 1e-10 * np.arange(400)
+    found = statistics.estimate(noise)
+    assert found.low is not None and found.high is not None
+    assert found.high - found.low > 0.05
+    assert statistics.estimate(7 + noise).low is None
+
+
+def test_equal_differences_leave_a_doubt_as_large_as_the_range() -> None:
+    """Of ten tasks that are alike, up to 0.308 of all may be otherwise: 0.692^10 is 0.025."""
+    same = statistics.paired_difference(np.ones(10), np.ones(10))
+    assert (same.low, same.high) == pytest.approx((-0.3085, 0.3085), abs=1e-4)
+    better = statistics.paired_difference(np.ones(10), np.zeros(10))
+    assert (better.low, better.high) == pytest.approx((1 - 2 * 0.3085, 1.0), abs=1e-4)
+    of_one_and_minus_one = statistics.paired_difference(np.ones(10), -np.ones(10))
+    assert of_one_and_minus_one.low == pytest.approx(2 * (1 - 2 * 0.3085), abs=1e-4)
+    assert statistics.paired_difference(np.full(10, 7.0), np.full(10, 5.0)).low is None
 
 
 def test_an_interval_of_whole_tasks_is_that_of_the_tables_of_clopper_and_pearson() -> None:

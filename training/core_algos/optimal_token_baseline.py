@@ -42,6 +42,11 @@ def compute_optimal_token_baseline_advantage(
     W_{i,t} sums 1 - 2 pi + sum pi^2, the squared norm of the logits' score, over the sampled tokens
     up to t (arXiv:2602.07078).
 
+    t counts columns, those of observations too, as verl's does: with a row of `a o o b`, b stands
+    at place 3. A group one of whose episodes has several rows is handed in as lines of sampled
+    tokens, since what was observed between two rows is in no column: b stands at place 1 there, as
+    in `tir_optimal_token_baseline`, which counts all groups so.
+
     Args:
         token_level_rewards, response_mask: (batch, response_len); t counts its columns.
         index: (batch,) the group (uid) of each row.
@@ -101,8 +106,8 @@ def compute_multi_turn_optimal_token_baseline_advantage(
 ) -> Advantages:
     """Computes the optimal token baseline where t counts a row's sampled tokens alone.
 
-    For episodes with turns (arXiv:2602.07078); args and returns as in
-    `compute_optimal_token_baseline_advantage`.
+    For episodes with turns (arXiv:2602.07078), in however many rows they are; args and returns as
+    in `compute_optimal_token_baseline_advantage`.
     """
     sampled = response_mask.bool()
     has_holes = bool((sampled[:, 1:] & ~sampled[:, :-1]).any())

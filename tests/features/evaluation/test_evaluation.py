@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,6 +172,80 @@ def test_episodes_that_a_judge_failed_to_score_and_rewards_of_no_range_are_told(
     assert mean.endswith("(approximate)") and "approximate" not in passed
 
 
+def played(rewards: Mapping[str, Sequence[float]]) -> ValidationSamples:
+    """Makes samples of sources, one a task."""
+    values = [value for of_source in rewards.values() for value in of_source]
+    samples = samples_of([[value] for value in values])
+    samples.sources = [name for name, of_source in rewards.items() for _ in of_source]
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("rewards", "low", "high"),
+    [
+        ([1.0] * 10, 0.6915, 1.0),
+        ([-1.0] * 10, -1.0, -0.383),
+        ([0.0] * 10, 0.0, 0.3085),
+        ([1.0] * 11 + [-1.0], 0.2304, 0.9958),
+        ([-0.5] * 10, -0.9119, 0.2116),
+        ([3.0] * 10, None, None),
+    ],
+)
+def test_an_evaluation_and_a_validation_have_one_interval_of_the_same_rewards(
+    rewards: list[float], low: float | None, high: float | None
+) -> None:
+    samples = played({"game": rewards})
+    mean = summarise(samples, [], 1.0)["sources"]["game"]["mean"]
+    metrics = samples.metrics(42)
+    name = "val-core/game/reward/mean@1"
+    assert (mean["low"], mean["high"]) == (
+        metrics.get(f"{name}/ci_low"),
+        metrics.get(f"{name}/ci_high"),
+    )
+    if low is None:
+        assert mean["low"] is None
+    else:
+        assert (mean["low"], mean["high"]) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_samples_show_the_range_where_the_means_of_tasks_hide_it() -> None:
+    samples = samples_of([[1.0, -1.0]] * 10)
+    game = summarise(samples, [], 1.0)["sources"]["game"]["mean"]
+    assert game["low"] == samples.metrics(42)["val-core/game/reward/mean@2/ci_low"]
+    assert game["low"] == pytest.approx(2 * 0.1871 - 1, abs=1e-4)
+    beyond = samples_of([[2.0, 0.0]] * 10, [["a", "a"]] * 10)
+    summary = summarise(beyond, [], 1.0)["sources"]["game"]
+    assert summary["mean"]["low"] is None and summary["maj@2"]["low"] is None
+    assert "val-core/game/reward/mean@2/ci_low" not in beyond.metrics(42)
+
+
+def test_a_source_has_its_own_numbers_whatever_its_name_is() -> None:
+    rewards = {"all": [0.0] * 4, "b": [1.0] * 4}
+    result = summarise(played(rewards), [], 1.0)
+    means = {name: entry["mean"]["value"] for name, entry in result["sources"].items()}
+    assert means == {"all": 0.0, "b": 1.0, "all_sources": 0.5}
+    assert len(result["by_task"]) == 8
+    better = summarise(played({"all": [1.0] * 4, "b": [1.0] * 4}), [], 1.0)
+    differences = compare(better, result)
+    assert {name: entry["value"] for name, entry in differences.items()} == {
+        "all": 1.0,
+        "b": 0.0,
+        "all_sources": 0.5,
+    }
+    three = summarise(played({"all": [0.0], "all_sources": [1.0], "c": [0.5]}), [], 1.0)
+    assert list(three["sources"]) == ["all", "all_sources", "c", "all_sources_"]
+    alone = summarise(played({"all": [0.0, 1.0]}), [], 1.0)
+    assert list(alone["sources"]) == ["all"] and len(alone["by_task"]) == 2
+
+
+def test_tasks_of_two_sources_that_share_a_uid_are_two_tasks() -> None:
+    samples = played({"a": [1.0, 0.0], "b": [0.0, 0.0]})
+    samples.uids = ["0", "1", "0", "1"]
+    result = summarise(samples, [], 1.0)
+    assert result["tasks"] == 4 and result["samples_per_task"] == 1
+    assert (result["sources"]["all"]["tasks"], result["sources"]["all"]["samples"]) == (4, 1)
+
+
 def test_tasks_of_which_some_would_be_left_out_of_the_table_are_refused() -> None:
     samples = ValidationSamples(
         sources=["maths"] * 3,
@@ -198,9 +273,12 @@ def said(first: list[list[float]], second: list[list[float]]) -> str:
 
 
 def test_a_difference_is_said_in_a_sentence_with_its_interval() -> None:
-    good, bad = [[0.8], [0.9]] * 10, [[0.7], [0.8]] * 10
-    assert said(good, bad).startswith("A better than B by 0.100 [0.100, 0.100], 20 tasks")
-    assert said(bad, good).startswith("B better than A by 0.100 [0.100, 0.100], 20 tasks")
+    good, bad = [[0.8], [0.9]] * 10, [[0.75], [0.75]] * 10
+    assert said(good, bad).startswith("A better than B by 0.100 [0.075, 0.125], 20 tasks")
+    assert said(bad, good).startswith("B better than A by 0.100 [0.075, 0.125], 20 tasks")
+    # Equal differences of few tasks do not prove that all tasks have them.
+    alike = said([[1.0]] * 20, [[0.0]] * 20)
+    assert alike.startswith("A better than B by 1.000 [0.663, 1.000], 20 tasks")
     assert said([[1.0], [0.0]] * 10, [[0.0], [1.0]] * 10).startswith(
         "no difference that 20 tasks can show: A minus B is 0.000 [-"
     )

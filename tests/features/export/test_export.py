@@ -286,6 +286,34 @@ def test_what_is_not_whole_or_not_ours_is_refused_in_a_sentence(
     assert not list(copied_run.rglob("ran")) and not Path("ran").exists(), "no code was run"
 
 
+def test_an_exported_folder_names_no_code_that_it_has_not(copied_run: Path, tmp_path: Path) -> None:
+    folder = copied_run / f"global_step_{STEP}/actor/huggingface"
+    named = {
+        "config.json": {"auto_map": {"AutoModelForCausalLM": "mine.Mine"}},
+        "tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["mine.Mine", None]}},
+        "generation_config.json": {"auto_map": {}},
+        "preprocessor_config.json": {"auto_map": {"AutoProcessor": "mine.Mine"}, "size": 4},
+        "processor_config.json": {"video": {"auto_map": {"AutoVideoProcessor": "mine.Mine"}}},
+    }
+    for name, own in named.items():
+        file = folder / name
+        known = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(known | own))
+    (folder / "mine.py").write_text("open('ran', 'w')")
+    # What needs no change keeps its bytes, whatever it is.
+    (folder / "broken_config.json").write_text('{"auto_map"')
+    remanifest(copied_run)
+    out = tmp_path / "out"
+    export.export(copied_run, out)
+    for name in named:
+        assert "auto_map" not in (out / name).read_text(), name
+    assert json.loads((out / "preprocessor_config.json").read_text()) == {"size": 4}
+    assert (out / "broken_config.json").read_text() == '{"auto_map"'
+    assert not (out / "mine.py").exists() and not Path("ran").exists()
+    template = AutoTokenizer.from_pretrained(out).chat_template
+    assert template and template == AutoTokenizer.from_pretrained(folder).chat_template
+
+
 def test_places_of_other_kinds_are_told_apart(tmp_path: Path, tiny_task: Path) -> None:
     verl = tmp_path / "verl/global_step_5/actor"
     verl.mkdir(parents=True)

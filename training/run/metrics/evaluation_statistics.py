@@ -31,6 +31,8 @@ BISECTIONS = 50
 TERMS = 200
 # Rewards are float32 sums, which may miss 1 by their last bit.
 TOLERANCE = 1e-6
+# The range of values that show none.
+UNKNOWN = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Estimate:
     """Holds a mean over tasks, and the interval of LEVEL around it.
 
     Attributes:
-        low, high: None where there is one task, which shows no spread.
+        low, high: None where nothing tells how far other tasks may be off: there is one task, or
+            all got the same and the values have no known range.
         tasks: how many it is a mean of.
         approximate: the values have no known range, so that few tasks may hide what is rare.
     """
@@ -50,14 +53,29 @@ class Estimate:
     approximate: bool = False
 
 
+def reward_bounds(rewards: np.ndarray) -> tuple[float, float]:
+    """Returns between which values rewards lie, as far as the samples (any shape) show it.
+
+    0 and 1 where all lie there; -1 and 1 where all lie there and one is below 0; else UNKNOWN.
+    Samples show it, not the means of tasks: that of 1 and -1 is 0.
+    """
+    rewards = np.asarray(rewards, dtype=np.float64)
+    if not rewards.size or not np.isfinite(rewards).all():
+        return UNKNOWN
+    least = float(rewards.min())
+    if rewards.max() > 1 + TOLERANCE or least < -1 - TOLERANCE:
+        return UNKNOWN
+    return (-1.0, 1.0) if least < -TOLERANCE else (0.0, 1.0)
+
+
 def estimate(
     task_values: np.ndarray, seed: int = 42, bounds: tuple[float, float] | None = None
 ) -> Estimate:
     """Averages one value a task, (tasks,), with its interval.
 
     Args:
-        bounds: between which all values lie. None: 0 and 1 where these do, else unknown; the
-            interval is then the bootstrap's, and approximate.
+        bounds: between which all values lie, as `reward_bounds` tells of the samples; None: those
+            of the values themselves. With UNKNOWN the interval is the bootstrap's, and approximate.
     Few tasks of one kind, such as ten of which nine are solved, say nothing of how bad the others
     are. So where either end of the range has fewer than MOST_RARE tasks' worth, the interval is
     the one of as many trials (`trials_interval`), which is wider than the bootstrap's.
@@ -67,24 +85,33 @@ def estimate(
     mean = float(np.mean(values))
     if tasks < 2:
         return Estimate(mean, None, None, tasks)
-    if bounds is None and values.min() >= 0 and values.max() <= 1 + TOLERANCE:
-        bounds = (0.0, 1.0)
-    if bounds is None:
+    least, most = reward_bounds(values) if bounds is None else bounds
+    if (least, most) == UNKNOWN:
         return bootstrap_estimate(values, seed)
-    least, most = bounds
     share = min(max((mean - least) / (most - least), 0.0), 1.0)
-    is_alike = bool(np.ptp(values) == 0)
-    if not is_alike and tasks * min(share, 1 - share) >= MOST_RARE:
+    if not are_alike(values) and tasks * min(share, 1 - share) >= MOST_RARE:
         low, high = bootstrap_interval(values, seed) or (least, most)
         return Estimate(mean, low, high, tasks)
     low, high = trials_interval(share, tasks)
     return Estimate(mean, least + low * (most - least), least + high * (most - least), tasks)
 
 
+def are_alike(values: np.ndarray) -> bool:
+    """Tells whether values are equal but for what rounding makes of them."""
+    return bool(np.ptp(values) <= TOLERANCE * max(1.0, np.abs(values).max()))
+
+
 def bootstrap_estimate(task_values: np.ndarray, seed: int = 42) -> Estimate:
-    """Averages one value a task, of any range, with its bootstrap interval."""
-    low, high = bootstrap_interval(task_values, seed) or (None, None)
-    return Estimate(float(np.mean(task_values)), low, high, len(task_values), approximate=True)
+    """Averages one value a task, of any range, with its bootstrap interval.
+
+    Equal values have none: drawing them again would give one without width, as if it were sure
+    that no other task gets another.
+    """
+    values = np.asarray(task_values, dtype=np.float64)
+    low, high = (None, None)
+    if not are_alike(values):
+        low, high = bootstrap_interval(values, seed) or (None, None)
+    return Estimate(float(np.mean(values)), low, high, len(values), approximate=True)
 
 
 def estimate_share(task_shares: np.ndarray, seed: int = 42) -> Estimate:
@@ -267,13 +294,32 @@ def spread_over_samples(rewards: np.ndarray) -> float | None:
     return float(rewards.std(axis=1).mean())
 
 
-def paired_difference(first: np.ndarray, second: np.ndarray, seed: int = 42) -> Estimate:
+def paired_difference(
+    first: np.ndarray,
+    second: np.ndarray,
+    seed: int = 42,
+    bounds: tuple[float, float] | None = None,
+) -> Estimate:
     """Estimates how much better the first model is, from both models' values (tasks,).
 
     The tasks are the same, so that what makes one hard is taken off: tasks are drawn with both
-    their values.
+    their values. Where all differences are alike, that draw shows nothing: up to a share of
+    1 - 0.025^(1 / tasks) of all tasks may then be otherwise, as far apart as the range allows.
+
+    Args:
+        bounds: between which both models' values lie; None: those of the values themselves.
     """
-    return bootstrap_estimate(np.asarray(first) - np.asarray(second), seed)
+    differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    least, most = reward_bounds(np.concatenate([first, second])) if bounds is None else bounds
+    tasks = len(differences)
+    if tasks < 2 or (least, most) == UNKNOWN or not are_alike(differences):
+        return bootstrap_estimate(differences, seed)
+    mean = float(np.mean(differences))
+    _, otherwise = trials_interval(0.0, tasks)
+    farthest = most - least
+    low = mean - otherwise * (farthest + mean)
+    high = mean + otherwise * (farthest - mean)
+    return Estimate(mean, low, high, tasks)
 
 
 def is_shown(difference: Estimate) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from training.batch.row_groups import rows_by_key
-from training.run.metrics.evaluation_statistics import estimate
+from training.run.metrics.evaluation_statistics import estimate, reward_bounds
 
 Reduction = Callable[[list[Any]], float]
 # {source: {variable: {metric: value}}}
@@ -191,11 +191,13 @@ def reward_intervals(
     """Tells how sure each source's mean reward is, by drawing its tasks again.
 
     Returns:
-        val-core/SOURCE/reward/mean@N/ci_low, /ci_high (none for a single task) and /tasks.
+        val-core/SOURCE/reward/mean@N/ci_low, /ci_high (none for a single task, nor for equal
+        rewards of no known range) and /tasks.
     """
     metrics: dict[str, float] = {}
     for (source, n), tasks in rows_by_task(sources, uids).items():
-        mean = estimate(np.array(rewards, dtype=np.float64)[tasks].mean(axis=1))
+        samples = np.array(rewards, dtype=np.float64)[tasks]  # (tasks, n)
+        mean = estimate(samples.mean(axis=1), bounds=reward_bounds(samples))
         name = f"val-core/{source}/reward/mean@{n}"
         if mean.low is not None and mean.high is not None:
             metrics[f"{name}/ci_low"] = mean.low
