@@ -25,6 +25,7 @@ from training.run import checkpoint_names
 from training.run.checkpoint_contents import DriverState, save_driver_state
 from workers.dp_actor import DataParallelPPOActor
 from workers.hf_rollout import HFRollout
+from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.forward_settings import ForwardSettings, forward_settings
@@ -164,7 +165,7 @@ def as_batch(subject: Subject, answers: dict[int, Completion]) -> DataProto:
 def actor_of(subject: Subject, optimizer: torch.optim.Optimizer | None = None) -> object:
     """Makes the policy's worker of one rank."""
     config = ActorConfig(ppo_mini_batch_size=len(subject.prompts), grad_clip=1e9)
-    policy = PolicyModel(subject.lm, subject.engine.banned_token_ids)
+    policy = PolicyModel(subject.lm, banned_token_ids(subject.engine.config, subject.spec))
     return DataParallelPPOActor(config, policy, optimizer, forward=subject.settings)
 
 
