@@ -4,6 +4,7 @@ A tensor that an update leaves as it was, or that only its weight decay has touc
 whatever its gradient's norm says. Invariant: a model is read and never written.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -225,19 +226,42 @@ def movement_flags(
         updates: optimiser steps that were made.
 
     Returns: "moved NAME", other than by decay; and "movable NAME", which is 0 for a tensor whose
-        numbers the rate could not move, as their type rounds it away.
+        numbers the update could not move, as their type rounds it away.
     """
     kept = (1 - rate * decay) ** updates
-    names = []
-    flags = []
+    steps = {}
+    moved = {}
     for name, own_now in now.items():
         numbers = before[name]
-        step = torch.finfo(numbers.dtype).eps * numbers.abs().float()
-        decayed = (own_now.float() - numbers.float() * kept).abs() <= step * (updates + 1)
+        steps[name] = torch.finfo(numbers.dtype).eps * numbers.abs().float()
+        decayed = (own_now.float() - numbers.float() * kept).abs() <= steps[name] * (updates + 1)
+        moved[name] = ~(decayed.all() | (own_now == numbers).all())
+    reach = reach_of_update(now, before, moved, rate)
+    names = []
+    flags = []
+    for name, step in steps.items():
         names += [f"moved {name}", f"movable {name}"]
-        flags.append(~(decayed.all() | (own_now == numbers).all()))
-        flags.append((step * VISIBLE_STEPS < rate).any())
+        flags.append(moved[name])
+        flags.append((step * VISIBLE_STEPS < reach).any())
     return read_flags(names, flags)
+
+
+def reach_of_update(now: Numbers, before: Numbers, moved: Flags, rate: float) -> float:
+    """Returns how far an update moves numbers: by the rate, or less where gradients scale it.
+
+    An optimiser that divides by the gradient's size, as AdamW does, moves numbers by about the
+    rate; plain SGD by the rate times the gradient. So it is measured: half of the tensors that
+    moved other than by decay have a number that moved further. Where none moved it is the rate.
+    """
+    ways = []
+    for name, own_now in now.items():
+        if own_now.numel() > 0:
+            way = (own_now.float() - before[name].float()).abs().max()
+            ways.append(torch.where(moved[name], way, torch.nan))
+    if not ways:
+        return rate
+    median = torch.stack(ways).nanmedian().item()
+    return rate if math.isnan(median) else min(rate, median)
 
 
 def read_flags(names: Sequence[str], flags: Sequence[Tensor]) -> Flags:
