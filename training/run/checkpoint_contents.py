@@ -39,6 +39,7 @@ ENTRY_TYPES: dict[str, tuple[type, ...]] = {
     "kl_coef": (int, float),
     "observers": (dict,),
     "estimator": (dict,),
+    "sampler": (dict,),
     "suite": (dict, type(None)),
 }
 # In data.pt: an older checkpoint has the state of this observer alone, as an entry of its own.
