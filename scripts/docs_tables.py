@@ -35,6 +35,7 @@ NAMED_TYPES = {
     section_types.InputPath: "path",
     section_types.OutputPath: "path",
     section_types.ToolName: "name or path",
+    section_types.ParserName: "name, or vllm:NAME",
     section_types.Threshold: "number, or LOWER_UPPER",
     section_types.Command: "text, or list of words",
     section_types.ObjectName: "FILE.py:NAME",

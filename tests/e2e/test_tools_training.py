@@ -209,6 +209,7 @@ def test_calls_failures_and_seconds_are_metrics_by_tool_and_by_kind() -> None:
         "tool/sleep/failures": 1,
         "tool/unknown/calls": 2,
         "tool/unknown/failures": 2,
+        **{f"tool/{name}/cut": 0 for name in ("calculator", "sleep", "unknown")},
         **{f"tool_failures/{kind}": 1 for kind in BAD_CALLS},
     }
     assert 0.2 <= metrics["tool/sleep/seconds"] < 1.0

@@ -26,6 +26,7 @@ from tests.cases import fast_and_long
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_argv, tiny_config, train
 from training.building import build_trainer
+from training.config.loader import ConfigError
 from training.config.reference import to_yaml
 from training.ray_trainer import RayPPOTrainer
 from training.run.signals import EndingSignals
@@ -258,12 +259,8 @@ def test_an_estimator_that_returns_nonsense_is_named(
         return (good.sum(dim=1) if returned == "rows" else good * float("nan")), good
 
     monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "nonsense", estimator)
-    trainer = custom_trainer(tiny_task, tmp_path, "algorithm.adv_estimator=nonsense")
-    trainer.init_workers()
-    with pytest.raises(
-        ValueError, match="estimator 'nonsense': advantages must be finite and of shape"
-    ):
-        trainer.fit()
+    with pytest.raises(ConfigError, match=r"estimator 'nonsense'.*of shape .*before the first step"):
+        custom_trainer(tiny_task, tmp_path, "algorithm.adv_estimator=nonsense")
 
 
 @pytest.mark.parametrize("older", [False, True])
