@@ -259,7 +259,9 @@ def test_an_estimator_that_returns_nonsense_is_named(
         return (good.sum(dim=1) if returned == "rows" else good * float("nan")), good
 
     monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "nonsense", estimator)
-    with pytest.raises(ConfigError, match=r"estimator 'nonsense'.*of shape .*before the first step"):
+    with pytest.raises(
+        ConfigError, match=r"estimator 'nonsense'.*of shape .*before the first step"
+    ):
         custom_trainer(tiny_task, tmp_path, "algorithm.adv_estimator=nonsense")
 
 
