@@ -59,7 +59,10 @@ def run_case(case: Case, game: Path, prompts: Path, run_dir: Path) -> list[set[s
     return watch(config_of(case.kind, game, prompts, run_dir, *settings), case.fault)
 
 
-@pytest.mark.parametrize("what", [*CASES, *INVENTED, *MORE])
+@pytest.mark.parametrize(
+    "what",
+    [*CASES, *(pytest.param(what, marks=pytest.mark.slow) for what in (INVENTED | MORE))],
+)
 def test_a_silent_fault_is_named_within_two_steps(
     tiny_game: Path, tiny_task: Path, tmp_path: Path, what: str
 ) -> None:
@@ -113,7 +116,7 @@ def test_a_reference_that_is_another_model_is_named_at_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_of_25_steps_without_a_fault_is_silent(
     tiny_game: Path, tiny_task: Path, tmp_path: Path, kind: str, seed: int
