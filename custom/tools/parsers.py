@@ -7,11 +7,13 @@ call wherever it stands.
 """
 
 import re
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
+from custom.tools.call_objects import OPENAI_KEYS, calls_in, make_call, may_be_openai
+from custom.tools.call_objects import ActionParser as ActionParser
 from custom.tools.calls import ToolCall as ToolCall
+from custom.tools.families import FAMILIES
 from custom.tools.function_calls import function_calls
 from custom.tools.json_values import (
     BrokenValue,
@@ -23,17 +25,6 @@ from custom.tools.json_values import (
 from data.names import registered
 
 TAG = "<tool_call>"
-ARGUMENT_KEYS = ("arguments", "parameters", "args", "action_input", "tool_input", "input")
-# Any text under one of these is a call, readable or not.
-CERTAIN_WRAPPERS = ("tool_calls", "tool_call", "function_call")
-OPENAI_KEYS = ("tool_calls", "function_call", "function")
-WRAPPER_KEYS = (*CERTAIN_WRAPPERS, "function", "action", "tool")
-# A call is looked for so many objects and lists deep.
-MAX_WRAPPERS = 5
-# `{"name": "Bob"}` and `{"action": "north"}` are data; with arguments beside the name they are
-# calls.
-NAMES_ALONE = ("tool", "tool_name")
-NAMES_WITH_ARGUMENTS = ("name", "function", "action")
 
 _CALL_KEY = re.compile(r'"(?:name|tool|tool_name|function|function_call|tool_calls?|action)"\s*:')
 _REACT_LABEL = re.compile(
@@ -46,14 +37,6 @@ _REACT_BRACKETS = re.compile(r"([\w.-]+) ?\[((?:[^][]|\[[^][]*+\])*+)(\]?)")
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 _SPACE_AND_FENCE = re.compile(r"\s*(?:```(?:json)?\s*)?")
 _IDENTIFIER = re.compile(r"[\w.-]+")
-
-
-class ActionParser(ABC):
-    """Finds the tool calls in a model's text; subclass it for another form."""
-
-    @abstractmethod
-    def parse(self, text: str) -> list[ToolCall]:
-        """Returns the calls in order of appearance; empty where there is none."""
 
 
 class JSONActionParser(ActionParser):
@@ -93,7 +76,7 @@ class FunctionCallingParser(ActionParser):
         values = list(outermost_objects(text, _CALL_KEY))
         if any(f'"{key}"' in text for key in OPENAI_KEYS):
             for value in values:
-                if _may_be_openai(value):
+                if may_be_openai(value):
                     calls += calls_in(value)
         if not calls:
             for value in values:
@@ -154,97 +137,7 @@ PARSERS: dict[str, Any] = {
 
 def get_parser(name: str) -> ActionParser:
     """Makes the parser of a name, a family's included; ValueError names the nearest."""
-    # They are made of what stands here.
-    from custom.tools.families import FAMILIES
-
     return registered(PARSERS | FAMILIES, "agent.parser", name)()
-
-
-# --- From values to calls ---
-
-
-def calls_in(value: Any, certain: bool = False, depth: int = 0) -> list[ToolCall]:
-    """Returns the calls that a decoded value stands for.
-
-    Args:
-        value: what JSON may hold, or a BrokenValue.
-        certain: a call must stand here; anything else is a bad call, not data.
-        depth: of wrappers around the value.
-    """
-    if isinstance(value, BrokenValue):
-        return [bad_json("", f"the call is not valid JSON: {value.problem}")]
-    if depth < MAX_WRAPPERS:
-        if isinstance(value, list):
-            calls = []
-            for item in value:
-                calls += calls_in(item, certain, depth + 1)
-            return calls
-        if isinstance(value, dict):
-            key = _wrapper_key(value)
-            if key:
-                return calls_in(value[key], certain or key in CERTAIN_WRAPPERS, depth + 1)
-            name, arguments = _name_and_arguments(value, certain)
-            if name:
-                return [make_call(name, arguments)]
-    if not certain:
-        return []
-    return [bad_json("", 'a call is an object {"name": …, "arguments": {…}}')]
-
-
-def _wrapper_key(value: dict[str, Any]) -> str:
-    """Returns the key under which an object holds a call as another object; empty: none."""
-    for key in WRAPPER_KEYS:
-        inner = value.get(key)
-        if isinstance(inner, dict) or (key == "tool_calls" and isinstance(inner, list)):
-            return key
-    return ""
-
-
-def _name_and_arguments(value: dict[str, Any], certain: bool) -> tuple[str, Any]:
-    """Returns a call's name, empty where the object is none, and its arguments."""
-    arguments_key = next((key for key in ARGUMENT_KEYS if key in value), None)
-    arguments = {}
-    if arguments_key:
-        arguments = value[arguments_key]
-    name_keys: tuple[str, ...] = NAMES_ALONE
-    if certain or arguments_key:
-        name_keys += NAMES_WITH_ARGUMENTS
-    name = next((value[key] for key in name_keys if isinstance(value.get(key), str)), "")
-    return name.strip(), arguments
-
-
-def make_call(name: str, arguments: Any) -> ToolCall:
-    """Makes a call of arguments: an object, a JSON text of one, or text for the only parameter."""
-    if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
-        arguments = _decode_whole(arguments)
-    if isinstance(arguments, BrokenValue):
-        return bad_json(name, f"the arguments are not valid JSON: {arguments.problem}")
-    if arguments is None:
-        return ToolCall(name)
-    if not isinstance(arguments, dict | str):
-        return ToolCall(
-            name, error_kind="bad_arguments", error="the arguments must be a JSON object"
-        )
-    return ToolCall(name, arguments)
-
-
-def _decode_whole(text: str) -> Any:
-    """Returns the JSON value that a text consists of, else a BrokenValue."""
-    value, end = JSONReader(text).read(skip(text, 0))
-    if not isinstance(value, BrokenValue) and text[end:].strip():
-        return BrokenValue("there is text behind the object")
-    return value
-
-
-def bad_json(name: str, error: str) -> ToolCall:
-    return ToolCall(name, error_kind="bad_json", error=error)
-
-
-def _may_be_openai(value: Any) -> bool:
-    """Checks whether an object has a key that OpenAI's calls have; a broken one may be a call."""
-    if isinstance(value, BrokenValue):
-        return True
-    return any(isinstance(value.get(key), dict | list) for key in OPENAI_KEYS)
 
 
 # --- ReAct ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,7 @@ def test_engine_and_trainer_agree_and_a_likely_id_is_never_sampled(folder: Path)
     mask = data.batch["response_mask"].bool()
     likely = data.batch["responses"][mask].unique().tolist()[:20]
     subject.engine.banned_token_ids = likely
+    subject.engine.config = replace(subject.engine.config, banned_token_ids=likely)
     assert proofs.engine_is_trainer(subject) <= 1e-5
     assert proofs.trainer_is_row_alone(subject) <= 1e-5
     data = proofs.as_batch(subject, subject.play(range(len(proofs.PROMPTS))))

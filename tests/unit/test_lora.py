@@ -326,7 +326,7 @@ def test_experts_without_adapters_are_told_and_engines_get_the_models_names(
 
 def test_what_peft_takes_for_experts_is_refused_by_name() -> None:
     settings = ModelConfig(path="x", lora_rank=2, target_modules=("q_proj", "down_proj"))
-    with pytest.raises(ValueError, match=r"down_proj of model type 'glm4_moe' for parts of its"):
+    with pytest.raises(ValueError, match=r"'glm4_moe': peft takes down_proj for parts of its"):
         add_adapters(with_experts("glm4_moe"), settings, "x")
 
 

@@ -32,7 +32,7 @@ LogProbs = Callable[[DataProto], Tensor]
 
 
 @dataclass(frozen=True)
-class Trial:
+class PlannedTrial:
     """Holds what is played.
 
     Attributes:
@@ -44,7 +44,7 @@ class Trial:
     answer: int
 
 
-def plan_trial(engine: BaseRollout, vocabulary: int) -> Trial | None:
+def plan_trial(engine: BaseRollout, vocabulary: int) -> PlannedTrial | None:
     """Draws prompts that the engine holds with an answer; None: there is no room for any."""
     lengths = list(PROMPTS)
     if engine.cached_block:
@@ -55,7 +55,7 @@ def plan_trial(engine: BaseRollout, vocabulary: int) -> Trial | None:
     for length in lengths:
         if length + answer <= engine.max_model_len:
             prompts.append(torch.randint(vocabulary, (length,), generator=generator).tolist())
-    return Trial(prompts, answer) if answer > 0 else None
+    return PlannedTrial(prompts, answer) if answer > 0 else None
 
 
 def check_engine(
@@ -104,7 +104,7 @@ def check_engine(
         )
 
 
-def as_batch(trial: Trial, answers: list[Completion]) -> DataProto:
+def as_batch(trial: PlannedTrial, answers: list[Completion]) -> DataProto:
     """Lays prompts and answers out as the trainer gets them: prompts left-padded, (rows, width)."""
     rows = len(trial.prompts)
     width = max(len(prompt) for prompt in trial.prompts)

@@ -17,9 +17,9 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from custom.tools.argument_types import with_types
+from custom.tools.call_objects import ActionParser, bad_json, make_call
 from custom.tools.calls import ToolCall
 from custom.tools.json_values import BrokenValue, JSONReader, skip
-from custom.tools.parsers import ActionParser, bad_json, make_call
 
 Tools = Sequence[dict[str, Any]] | None
 # By which the templates of several families take a turn's thinking.

@@ -18,11 +18,11 @@ import re
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from custom.tools.call_objects import calls_in
 from custom.tools.calls import ToolCall
 from custom.tools.families.family import FamilyParser, TemplateFacts
 from custom.tools.families.xml_forms import DSML, XMLForm
 from custom.tools.json_values import BrokenValue, JSONReader, skip
-from custom.tools.parsers import calls_in
 
 # Behind an opening brace: a key that calls have.
 _CALL_KEY = re.compile(r'\{\s*"(?:name|tool|tool_name|function|type|arguments|parameters)"\s*:')

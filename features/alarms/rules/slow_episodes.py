@@ -32,7 +32,7 @@ FEWEST_STEPS = 2
 MOST_SEEDS = 4
 
 
-class Played(NamedTuple):
+class PlayedEpisode(NamedTuple):
     """Holds an episode: its first row, its environment's seconds, and its calls."""
 
     row: int
@@ -63,7 +63,7 @@ class SlowEpisodeRules(RulesWithMemory):
         if trainer.async_level > 0 or trainer.train_finished_groups:
             return
         episodes = [
-            Played(rows[0], facts["env_seconds"], facts["tool_calls"])
+            PlayedEpisode(rows[0], facts["env_seconds"], facts["tool_calls"])
             for rows, facts in seen.played_episodes()
         ]
         step_seconds = seen.metrics.get("timing_s/step", 0.0)
@@ -84,7 +84,7 @@ class SlowEpisodeRules(RulesWithMemory):
             )
 
 
-def slow_ones(episodes: Sequence[Played]) -> list[Played]:
+def slow_ones(episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
     """Lists the episodes whose environment took far longer than usual; nothing where many did."""
     if len(episodes) < FEWEST_EPISODES:
         return []
@@ -93,7 +93,7 @@ def slow_ones(episodes: Sequence[Played]) -> list[Played]:
     return slow if len(slow) <= MOST_SLOW * len(episodes) else []
 
 
-def waited_for(episodes: Sequence[Played], slow: Sequence[Played]) -> float:
+def waited_for(episodes: Sequence[PlayedEpisode], slow: Sequence[PlayedEpisode]) -> float:
     """Returns the seconds that the slowest environment took more than is usual."""
     if not slow:
         return 0.0
@@ -101,7 +101,7 @@ def waited_for(episodes: Sequence[Played], slow: Sequence[Played]) -> float:
     return max(episode.env_seconds for episode in slow) - usual
 
 
-def _seeds(seen: SeenStep, slow: Sequence[Played]) -> str:
+def _seeds(seen: SeenStep, slow: Sequence[PlayedEpisode]) -> str:
     """Names the seeds of slow episodes."""
     column = seen.batch.non_tensor_batch.get("env_seed")
     if column is None:
@@ -112,7 +112,7 @@ def _seeds(seen: SeenStep, slow: Sequence[Played]) -> str:
     return f" ({word} {', '.join(seeds[:MOST_SEEDS])}{more})"
 
 
-def _tool_of(slow: Sequence[Played]) -> str:
+def _tool_of(slow: Sequence[PlayedEpisode]) -> str:
     """Names the tool that took most of the slow episodes' time; "": none did."""
     seconds: dict[str, float] = defaultdict(float)
     for episode in slow:
