@@ -126,6 +126,8 @@ def _names_read_past(lm: nn.Module, names: Collection[str]) -> set[str]:
     An adapter beside such a weight would count in the merged model alone. The rank that holds the
     weights tries it; a model whose numbers are fake, or that is only looked at, is not tried.
     """
+    if detect_fake_mode():
+        return set()
     ordered = sorted(names)
     called = set()
     hooks = []
@@ -133,7 +135,7 @@ def _names_read_past(lm: nn.Module, names: Collection[str]) -> set[str]:
         name = place.split(".")[-1]
         if name in names:
             hooks.append(module.register_forward_hook(lambda *_, name=name: called.add(name)))
-    is_tried = not (next(lm.parameters()).is_meta or detect_fake_mode())
+    is_tried = not next(lm.parameters()).is_meta
     if is_tried:
         ids = torch.arange(FEW, device=lm.device)[None] % lm.config.get_text_config().vocab_size
         with evaluating(lm):
