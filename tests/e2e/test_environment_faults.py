@@ -61,7 +61,10 @@ def test_the_seeds_give_the_faults_that_they_are_meant_to() -> None:
     assert total["max_turns"] == kinds["well"] + kinds["megabyte"]
 
 
-@pytest.mark.parametrize(("isolation", "on_failure"), [("thread", "refill"), ("process", "mask")])
+@pytest.mark.parametrize(
+    ("isolation", "on_failure"),
+    [pytest.param("thread", "refill", marks=pytest.mark.long), ("process", "mask")],
+)
 def test_a_few_steps_with_every_fault_end_with_exact_counts_and_leave_nothing(
     model, tmp_path, isolation, on_failure
 ) -> None:

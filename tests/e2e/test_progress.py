@@ -52,6 +52,7 @@ def slow_game(folder: Path, seconds: float) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.long
 def test_lines_show_a_long_generation_and_validation(
     tiny_game: Path,
     tmp_path: Path,

@@ -89,7 +89,7 @@ PLAIN = (
     ("ranks", "overrides"),
     [
         pytest.param(1, (), marks=pytest.mark.long),
-        (2, MICRO),
+        pytest.param(2, MICRO, marks=pytest.mark.long),
         pytest.param(2, SHARED, marks=pytest.mark.slow),
         pytest.param(2, (), marks=pytest.mark.slow),
         pytest.param(2, PLAIN, marks=pytest.mark.slow),

@@ -169,6 +169,7 @@ def test_a_sequence_parallel_group_makes_the_updates_of_one(
             assert rank[name][1] == pytest.approx(one[name][1], rel=1e-5, abs=1e-7), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "shared"), LAYOUTS_OF_RANKS)
 def test_each_of_them_has_the_log_probs_entropies_and_values_of_one(
     folder: Path, world: int, shared: int

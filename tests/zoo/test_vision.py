@@ -137,6 +137,7 @@ assert not [name for name in sys.modules if name.split(".")[0] == "torchvision"]
 """
 
 
+@pytest.mark.long
 def test_text_needs_no_torchvision(folder: Path) -> None:
     """Where it is not installed, as here, and where it is: nothing imports it."""
     code = [sys.executable, "-c", NO_TORCHVISION, str(folder)]
