@@ -202,7 +202,7 @@ def test_a_call_that_a_busy_machine_holds_up_has_a_ceiling_by_the_walls_clock() 
         with spinning(8):
             started = time.monotonic()
             reply = reply_to(pool, "compute 0.7")
-            assert 1.2 <= time.monotonic() - started
+            assert time.monotonic() - started >= 1.2
         assert reply.failure == "env_timeout"
         assert "by the wall's clock (agent.step_wall_timeout_s)" in reply.error
 
