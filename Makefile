@@ -60,7 +60,7 @@ test-again: $(READY)  ## those that failed the last time, one after another; a d
 	$(PY) -m pytest --last-failed --last-failed-no-failures none -m "not slow and not gpu"
 
 test-unit: $(READY)  ## what to run after an edit: no Ray, no vLLM, minutes on 2 cores
-	$(PYTEST) tests/unit tests/features --ignore-glob="*/runs" -m "not slow and not long and not gpu and not vllm"
+	$(PYTEST) tests/unit tests/features --ignore-glob="*/runs" -m "not seconds and not slow and not long and not gpu and not vllm"
 
 test-slow: $(READY)  ## those that take minutes
 	$(PY) -m pytest -m "slow and not gpu"

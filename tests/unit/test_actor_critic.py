@@ -86,6 +86,7 @@ def weights_after(
     return torch.cat([c.detach().flatten() for c in change]), metrics
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("rollout_is", ["token", "sequence"])
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_single_update_weighs_by_its_own_log_probs_as_if_they_had_been_computed_before(

@@ -269,6 +269,7 @@ def test_an_episodes_reward_must_be_finite(value):
 # Specs
 
 
+@pytest.mark.seconds
 def test_a_spec_survives_pickling_and_builds_equal_agents_in_another_process():
     spec = AgentSpec(GUESS, {"high": 50}, reward_kwargs={"a": 1})
     assert pickle.loads(pickle.dumps(spec)) == spec
@@ -302,6 +303,7 @@ def test_an_object_that_cannot_be_copied_is_rebuilt_from_its_config():
     assert copied.config.high == 77
 
 
+@pytest.mark.seconds
 def test_an_adapter_fills_the_specs_template_with_its_own_fields():
     spec = AgentSpec(
         "reasoning_gym:chain_sum", {"max_terms": 2}, prompt_template="{name}: {question}"

@@ -47,6 +47,7 @@ def test_partitions_hold_every_row_once_and_are_not_empty(lengths, data):
     assert spread(partitions, lengths) <= max(lengths)
 
 
+@pytest.mark.seconds
 @given(st.integers(1, 6), st.integers(1, 4), st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
 def test_equal_size_partitions_have_the_same_number_of_rows(k, size, random):

@@ -130,6 +130,7 @@ def test_all_groups_at_once_are_each_group_by_itself(
     )
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "key", [("grpo", "vanilla", "old"), ("turn_return", "gpg", "token"), ("gae", "gspo", "none")]
 )

@@ -118,6 +118,7 @@ def prune_a_critic(run_dir: Path) -> Callable[[], None]:
     return lambda: prune(run_dir, 4, keep_actor=2, keep_critic=1)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("stopped", [killed_at, failed_at])
 @pytest.mark.parametrize("prepare", [replace_it, next_step, prune_a_critic])
 def test_wherever_a_save_is_stopped_a_whole_checkpoint_is_found(
@@ -148,6 +149,7 @@ def test_wherever_a_save_is_stopped_a_whole_checkpoint_is_found(
         assert all(found_new[first_new:]), "what has its manifest is never lost again"
 
 
+@pytest.mark.seconds
 def test_a_first_save_that_is_whole_is_found_though_its_run_was_killed(tmp_path: Path) -> None:
     for number in range(MORE_THAN_ALL):
         run_dir = tmp_path / str(number)
@@ -160,6 +162,7 @@ def test_a_first_save_that_is_whole_is_found_though_its_run_was_killed(tmp_path:
             break
 
 
+@pytest.mark.seconds
 def test_a_folder_of_any_name_is_found_again_by_that_name(tmp_path: Path) -> None:
     for number in range(MORE_THAN_ALL):
         final = tmp_path / str(number) / "best"

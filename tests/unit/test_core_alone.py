@@ -45,6 +45,7 @@ def test_a_configuration_is_imported_without_torch() -> None:
     assert "torch" not in loaded and "numpy" not in loaded
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "statement", ["import training.core_algos", f"import {', '.join(submodules())}"]
 )
@@ -80,6 +81,7 @@ def test_every_name_that_the_package_offers_is_told_to_type_checkers_too() -> No
         assert name in dir(core_algos)
 
 
+@pytest.mark.seconds
 def test_the_registries_are_full_where_one_file_alone_was_imported() -> None:
     program = (
         "from training.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY; "
@@ -89,6 +91,7 @@ def test_the_registries_are_full_where_one_file_alone_was_imported() -> None:
     loaded_by("from training.core_algos.registry import get_policy_loss_fn as f; f('clip_cov')")
 
 
+@pytest.mark.seconds
 def test_a_name_of_ours_cannot_be_taken_before_our_formulas_are_loaded() -> None:
     program = (
         "from training.core_algos import register_adv_est\n"
@@ -112,6 +115,7 @@ def test_what_a_config_knows_of_estimators_is_what_they_say_of_themselves() -> N
             assert "index" in built_in.ESTIMATOR_NEEDS[name], name
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("module", ["training.ray_trainer", "workers.fsdp_workers"])
 def test_the_trainer_and_its_workers_load_of_features_what_they_say_of_themselves(
     module: str,

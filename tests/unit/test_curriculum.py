@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import Sampler
 
@@ -110,6 +111,7 @@ def test_verls_class_of_such_samplers_is_there() -> None:
     assert not order_of(torch.utils.data.SequentialSampler(range(3))).learns
 
 
+@pytest.mark.seconds
 def test_a_run_tells_its_sampler_of_each_step_and_keeps_what_it_learnt(
     tiny_task: Path, tmp_path: Path
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_sound_site_has_no_fault(tmp_path: Path) -> None:
     assert list(faults(tmp_path / "empty")) == [f"{tmp_path / 'empty'} holds no page"]
 
 
+@pytest.mark.seconds
 @pytest.mark.browser
 def test_a_page_that_a_phone_scrolls_sideways_is_told(tmp_path: Path) -> None:
     head = "<!doctype html><meta charset=utf-8><body style='margin: 0'>"

@@ -102,6 +102,7 @@ def test_the_drivers_maths_makes_no_float64_copy_of_a_batch(batch, call, most) -
     assert peak_mib(lambda: call(tensors, uid)) < most
 
 
+@pytest.mark.seconds
 def test_what_is_computed_block_by_block_is_what_is_computed_at_once(batch) -> None:
     tensors, uid = batch.batch, batch.non_tensor_batch["uid"]
     mask = tensors["response_mask"].bool()

@@ -293,6 +293,7 @@ def test_the_registered_manager_reads_the_environment_from_the_rows(tokenizer):
 # Trained end to end
 
 
+@pytest.mark.seconds
 def test_both_train_from_python(tiny_task, tmp_path):
     config = tiny_config(tiny_task, tmp_path)
     tokenizer = make_tokenizer()
@@ -311,6 +312,7 @@ def test_both_train_from_python(tiny_task, tmp_path):
     assert "val-core/Between/reward/mean@1" in steps[2]
 
 
+@pytest.mark.seconds
 def test_both_train_from_a_config(tiny_task, tmp_path):
     from training.building import build_trainer
 

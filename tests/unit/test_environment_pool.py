@@ -149,6 +149,7 @@ def test_without_a_reward_function_finish_says_so() -> None:
         assert [r.reward for r in finish(pool, 1)] == [None]
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_a_slow_environment_does_not_hold_up_the_others(isolation: str) -> None:
     with pool_of(isolation) as pool:
@@ -169,6 +170,7 @@ def test_poll_comes_back_without_an_answer_too(isolation: str) -> None:
         assert pool.poll(0.2) == [] and time.monotonic() - begun >= 0.2
 
 
+@pytest.mark.seconds
 @WORKERS
 @pytest.mark.parametrize("where", ["reset", "step", "finish"])
 def test_a_call_that_hangs_is_a_timeout_at_its_deadline(isolation: str, where: str) -> None:
@@ -185,6 +187,7 @@ def test_a_call_that_hangs_is_a_timeout_at_its_deadline(isolation: str, where: s
             pool.finish("a", "env_timeout")
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_an_episodes_deadline_cuts_the_call_that_would_exceed_it(isolation: str) -> None:
     with pool_of(isolation, episode_timeout_s=0.7) as pool:
@@ -197,6 +200,7 @@ def test_an_episodes_deadline_cuts_the_call_that_would_exceed_it(isolation: str)
         assert not ask(pool, "a", "sleep 0.4").failure
 
 
+@pytest.mark.seconds
 def test_a_ceiling_by_the_walls_clock_does_not_cut_what_the_deadline_allows() -> None:
     with pool_of(step_timeout_s=1.5, step_wall_timeout_s=0.2) as pool:
         start(pool, "a")
@@ -243,6 +247,7 @@ def test_calls_that_sleep_begin_together_though_threads_wake_in_pace() -> None:
         assert time.monotonic() - begun < 2.0
 
 
+@pytest.mark.seconds
 def test_finish_has_a_deadline_of_its_own() -> None:
     with pool_of(episode_timeout_s=0.4, hang_in="finish", reward=reward_fn) as pool:
         pool.close_timeout_s = 0.2
@@ -252,6 +257,7 @@ def test_finish_has_a_deadline_of_its_own() -> None:
         assert reply.failure == "env_timeout" and reply.seconds >= 0.3
 
 
+@pytest.mark.seconds
 def test_waiting_for_a_permit_counts_for_no_deadline() -> None:
     with pool_of(num_workers=1, step_timeout_s=0.5, episode_timeout_s=0.5) as pool:
         start(pool, *range(5))
@@ -264,6 +270,7 @@ def test_waiting_for_a_permit_counts_for_no_deadline() -> None:
         assert time.monotonic() - begun > 0.95
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("limit", [1, 3, None])
 def test_no_more_calls_run_at_once_than_there_are_permits(limit: int | None) -> None:
     pool_environments.MOST[0] = 0
@@ -275,6 +282,7 @@ def test_no_more_calls_run_at_once_than_there_are_permits(limit: int | None) -> 
     assert pool_environments.MOST[0] == (limit or 9)
 
 
+@pytest.mark.seconds
 def test_a_call_that_hangs_gives_its_permit_back() -> None:
     with pool_of(num_workers=1, step_timeout_s=0.2) as pool:
         start(pool, "a", "b")
@@ -349,6 +357,7 @@ def test_info_that_cannot_travel_stays_where_it_is(kind: str) -> None:
         assert reply.failure == "" and reply.tool_calls == []
 
 
+@pytest.mark.seconds
 def test_a_process_that_dies_between_calls_is_a_crash_of_the_next_one() -> None:
     with pool_of("process") as pool:
         start(pool, "a")
@@ -359,6 +368,7 @@ def test_a_process_that_dies_between_calls_is_a_crash_of_the_next_one() -> None:
         assert reply.failure == "env_crash" and "SIGTERM" in reply.error
 
 
+@pytest.mark.seconds
 def test_the_pool_survives_the_death_of_the_process_that_forks_its_workers() -> None:
     with pool_of("process") as pool:
         start(pool, "a")
@@ -402,6 +412,7 @@ def test_episodes_that_run_together_have_environments_of_their_own() -> None:
         assert len({tuple(words(ask(pool, key, "who"))) for key in range(4)}) == 4
 
 
+@pytest.mark.seconds
 def test_processes_draw_different_random_numbers() -> None:
     with pool_of("process") as pool:
         start(pool, *range(4))
@@ -420,6 +431,7 @@ def test_each_environment_is_closed_once(isolation: str, tmp_path: Path) -> None
     assert closes.read_text() == "closed\n" * 5
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_a_late_return_closes_its_environment_and_answers_nobody(
     isolation: str, tmp_path: Path
@@ -436,6 +448,7 @@ def test_a_late_return_closes_its_environment_and_answers_nobody(
     assert closes.read_text() == "closed\n" * 2
 
 
+@pytest.mark.seconds
 def test_a_thread_that_loops_for_ever_in_python_is_ended(tmp_path: Path) -> None:
     closes = tmp_path / "closes"
     with pool_of(closes=str(closes), step_timeout_s=0.2) as pool:
@@ -446,6 +459,7 @@ def test_a_thread_that_loops_for_ever_in_python_is_ended(tmp_path: Path) -> None
         assert closes.read_text() == "closed\n"
 
 
+@pytest.mark.seconds
 def test_a_thread_that_cannot_be_ended_ends_when_it_comes_back(tmp_path: Path) -> None:
     closes = tmp_path / "closes"
     with pool_of(closes=str(closes), step_timeout_s=0.2) as pool:
@@ -458,6 +472,7 @@ def test_a_thread_that_cannot_be_ended_ends_when_it_comes_back(tmp_path: Path) -
     assert closes.read_text() == "closed\n" * 2
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_shutdown_does_not_wait_for_what_hangs(isolation: str) -> None:
     pool = pool_of(isolation, step_timeout_s=0.5, hang_in="close")
@@ -482,6 +497,7 @@ def test_shutdown_drops_the_calls_that_wait_for_a_permit() -> None:
     assert pool_environments.MOST[0] == 0
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_making_an_agent_counts_for_no_deadline_of_a_step(isolation: str) -> None:
     with pool_of(isolation, build_s=0.6, step_timeout_s=0.3, episode_timeout_s=0.3) as pool:
@@ -499,6 +515,7 @@ def test_an_agent_that_cannot_be_made_fails_the_episode_or_the_start(isolation: 
             _ = pool.tool_schemas
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_making_an_agent_has_a_deadline_of_its_own(
     isolation: str, monkeypatch: pytest.MonkeyPatch
@@ -510,6 +527,7 @@ def test_making_an_agent_has_a_deadline_of_its_own(
         assert reply.failure == "env_timeout" and "build" in reply.error
 
 
+@pytest.mark.seconds
 def test_agents_that_hang_while_they_are_made_do_not_hold_up_the_making_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -535,6 +553,7 @@ def test_a_worker_in_a_process_loads_neither_torch_nor_ray() -> None:
         assert words(ask(pool, "a", "modules")) == []
 
 
+@pytest.mark.seconds
 def test_what_an_environment_started_dies_with_its_process() -> None:
     with pool_of("process", step_timeout_s=0.5) as pool:
         start(pool, "a", "b")
@@ -570,6 +589,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.seconds
 def test_nothing_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -591,6 +611,7 @@ def test_nothing_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not any(alive(member) for member in family))
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_200_episodes_through_50_slots_leave_nothing(isolation: str) -> None:
     # Runs of other tests in this process may have left some.
@@ -632,6 +653,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_under_a_load_of_faults_every_call_has_one_reply_and_the_counts_are_exact(
     isolation: str,

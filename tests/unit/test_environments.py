@@ -540,6 +540,7 @@ def test_gymnasium_takes_text_actions():
 # reasoning-gym and textarena
 
 
+@pytest.mark.seconds
 def test_a_reasoning_gym_task_is_scored_by_its_verifier():
     env = make_environment("reasoning_gym:chain_sum", {"prompt_template": "Q: {question}"})
     assert reset_environment(env, 1).startswith("Q: State the final answer")

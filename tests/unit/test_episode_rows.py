@@ -252,6 +252,7 @@ SETTINGS = SimpleNamespace(
 
 # One counts columns, in which what lies between sampled tokens has places; its multi-turn form does
 # not.
+@pytest.mark.seconds
 @pytest.mark.parametrize("estimator", sorted(ESTIMATOR_NEEDS.keys() - {"optimal_token_baseline"}))
 @settings(max_examples=25, deadline=None)
 @given(told=episodes(), seed=st.integers(0, 10**6))
@@ -451,6 +452,7 @@ def test_a_winner_that_loses_its_last_row_is_still_the_best_of_its_group() -> No
     assert batch.batch["advantages"].flatten().tolist() == [0.5, 0.0, 0.0, -0.5]
 
 
+@pytest.mark.seconds
 @settings(max_examples=50, deadline=None)
 @given(told=episodes(), seed=st.integers(0, 10**6))
 def test_no_rejection_changes_the_score_of_an_episode_that_has_a_token_left(told, seed) -> None:

@@ -60,6 +60,7 @@ def test_majority_of_many_samples_is_drawn_and_near_the_mean_over_all_subsets() 
     assert statistics.majority_at_k([votes], values, 5) == drawn
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("tasks", [8, 40])
 def test_an_interval_holds_the_true_mean_in_about_95_of_100_cases(tasks: int) -> None:
     """Tasks differ in how hard they are; each is tried four times."""
@@ -74,6 +75,7 @@ def test_an_interval_holds_the_true_mean_in_about_95_of_100_cases(tasks: int) ->
     assert 0.92 <= held / cases <= 0.98
 
 
+@pytest.mark.seconds
 def test_an_interval_that_takes_samples_for_tasks_holds_the_true_mean_too_rarely() -> None:
     """Why a task's samples are kept together: as tasks of their own they would promise too much."""
     generator = np.random.default_rng(1)
@@ -229,6 +231,7 @@ def test_a_paired_interval_is_narrower_than_the_models_own() -> None:
     assert difference.high - difference.low < (alone.high - alone.low) / 5
 
 
+@pytest.mark.seconds
 def test_a_difference_is_shown_in_one_of_twenty_cases_where_there_is_none() -> None:
     generator = np.random.default_rng(4)
     shown = 0

@@ -201,6 +201,7 @@ sys.exit(Supervisor(config, Path(sys.argv[1], "limited.py"), [sys.argv[2]]).run(
 """
 
 
+@pytest.mark.seconds
 def test_a_run_that_the_system_kills_for_memory_is_restarted_with_half_the_budget(
     tmp_path: Path,
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_run_that_the_system_kills_for_memory_is_restarted_with_half_the_budge
     assert re.search(r"actor\.ppo_max_token_len_per_gpu=\d+", done.stdout), done.stdout
 
 
+@pytest.mark.seconds
 def test_what_an_environment_leaves_behind_is_ended_and_counted(caplog) -> None:
     """A process in a session of its own, whose parent has ended."""
     daemonize = (
@@ -247,6 +249,7 @@ def test_what_an_environment_leaves_behind_is_ended_and_counted(caplog) -> None:
     assert "outlived the run" not in caplog.text
 
 
+@pytest.mark.seconds
 def test_what_is_left_behind_is_ended_also_under_the_number_of_an_earlier_process(
     monkeypatch, caplog
 ) -> None:
@@ -283,6 +286,7 @@ def test_a_run_whose_environment_clears_the_environment_variables_ends_well(monk
         os.environ.clear()
 
 
+@pytest.mark.seconds
 def test_what_was_only_forked_is_ended_too(tmp_path: Path) -> None:
     """Its environment, as others see it, is that of this process's start."""
     number = tmp_path / "pid"
@@ -345,6 +349,7 @@ runpy.run_path("main.py", run_name="__main__")
 """
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("option", "held_up_s", "code"),
     [

@@ -31,6 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.seconds
 def test_a_template_of_ones_own_stands_in_a_copy_of_the_model(
     folder: Path, tiny_game: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,7 @@ def test_the_saved_config_of_an_older_run_is_read_with_one_line(
     assert caplog.messages == [f"{OLD} is called {NEW} now (config.yaml)"]
 
 
+@pytest.mark.seconds
 def test_a_run_that_goes_on_from_an_older_one_has_changed_nothing(tmp_path: Path) -> None:
     saved = yaml.safe_load(to_yaml(PPOConfig()))
     del saved["supervisor"]
@@ -231,6 +232,7 @@ def test_an_older_module_is_the_module_itself_and_is_said_once() -> None:
     assert said == "contrib.supervisor is called features.supervisor.supervisor now\n"
 
 
+@pytest.mark.seconds
 def test_what_lies_in_an_older_package_is_no_copy() -> None:
     said = run_python(
         "from contrib.memory_plan.terms import __name__ as name\n"
@@ -467,6 +469,7 @@ def test_a_name_in_custom_whose_feature_is_gone_names_the_folder(
         _ = builtin.PythonTool
 
 
+@pytest.mark.seconds
 def test_a_new_feature_of_one_file_is_found_with_its_section(tmp_path: Path) -> None:
     for name in ("data", "training", "custom", "workers", "features", "contrib"):
         shutil.copytree(

@@ -109,6 +109,7 @@ sys.exit(module.main(words))
 """
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "number",
     fast_and_long([signal.SIGTERM, signal.SIGHUP, signal.SIGINT], fast=[signal.SIGTERM]),

@@ -267,6 +267,7 @@ def test_a_job_s_first_start_does_not_count_those_of_another_job_with_its_number
     assert RequeuedJob(tmp_path, max_requeues=3).may_start()
 
 
+@pytest.mark.seconds
 def test_the_script_reads_its_limit_and_folder_from_the_config(tmp_path: Path) -> None:
     script = (JOBS / "slurm.sbatch").read_text()
     lines = re.search(r"^\{ read -r max_requeues .*?\"\$@\"\) \|\| leave 1\n", script, re.S | re.M)

@@ -196,6 +196,7 @@ def test_dapos_line_may_be_marked_or_give_its_reason_but_names_one(response, is_
     assert equal_as_line(line, {"answer": "34"}) == float(is_right)
 
 
+@pytest.mark.seconds
 def test_both_rules_read_the_table_through_their_process() -> None:
     pytest.importorskip("math_verify")
     assert default_compute_score("lighteval/MATH", FIRST_AND_LAST, "6") == 1.0

@@ -75,6 +75,7 @@ def actor(folder: Path, layout: str, **config: Any) -> DataParallelPPOActor:
     return DataParallelPPOActor(ActorConfig(**SMALL | config), module, optimizer, forward=settings)
 
 
+@pytest.mark.seconds
 @PACKED_LAYOUTS
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("entropy_coeff", [0.0, 0.1])

@@ -173,6 +173,7 @@ def test_a_config_names_the_section_whose_optimiser_cannot_be(tmp_path: Path) ->
     assert nothing.startswith("critic.optim.optimizer=") and "changed nothing" in nothing
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", ["Muon", "Adafactor", "SGD"])
 def test_a_run_goes_on_bitwise(name: str, tiny_task: Path, tmp_path: Path) -> None:
     common = (

@@ -249,6 +249,7 @@ def test_marks_break_overlapping_tokens_and_are_put_once():
     assert mark_specials("a+", frozenset({"+"})) == "a+"
 
 
+@pytest.mark.seconds
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(NAMES), st.sampled_from(CORES), texts)
 def test_without_special_tokens_ids_are_those_of_the_rendering(name, core, text):

@@ -50,6 +50,7 @@ def laid_out(micro: MicroBatch, rows: Sequence[Sequence[int]]) -> Segments:
     )
 
 
+@pytest.mark.seconds
 @given(ROWS)
 @settings(max_examples=300, deadline=None)
 def test_each_different_beginning_is_computed_once_and_every_row_is_its_own_path(
@@ -71,6 +72,7 @@ def test_each_different_beginning_is_computed_once_and_every_row_is_its_own_path
         end += n
 
 
+@pytest.mark.seconds
 @given(
     ROWS, st.integers(1, 20), st.integers(1, 5), st.booleans(), st.sampled_from([None, 0.0, 0.4])
 )

@@ -79,6 +79,7 @@ def test_gsm8k_without_its_files_or_the_hub_package_says_what_to_do(
         scripts[0].main(["--source", "openai/gsm8k"])
 
 
+@pytest.mark.seconds
 def test_smollm2_tasks_split_without_overlap_and_their_answers_score_one(scripts, tmp_path):
     scripts[1].make_tasks(tmp_path, n_train=300, n_val=40, seed=1)
     train, val = (

@@ -102,6 +102,7 @@ def test_labels_are_the_answers_and_their_ends() -> None:
     assert label_answers(ids, start, assistant, end) == wanted
 
 
+@pytest.mark.seconds
 def test_the_model_knows_the_games_words_its_tools_and_the_form_of_answers(tmp_path: Path) -> None:
     folder = prepare(config_of(tmp_path, "Shop"), games=40, steps=120)
     tokenizer = AutoTokenizer.from_pretrained(folder)

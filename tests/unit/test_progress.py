@@ -196,6 +196,7 @@ def on_screen(output: str) -> list[str]:
     return lines
 
 
+@pytest.mark.seconds
 def test_a_bar_in_a_terminal_leaves_every_line_whole(tmp_path: Path) -> None:
     output = in_terminal(IN_TERMINAL, tmp_path)
     assert re.search(r"step 3: +\d+%\|.*/64 \[00:0\d, \d[\d,]* tokens/s, slowest 7 s\]", output)
@@ -210,6 +211,7 @@ def test_a_bar_in_a_terminal_leaves_every_line_whole(tmp_path: Path) -> None:
     assert [line for line in on_screen(output) if line] == wanted
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("how", ["a file", "a terminal that is dumb"])
 def test_there_is_no_bar_where_it_would_leave_fragments(tmp_path: Path, how: str) -> None:
     if how == "a file":

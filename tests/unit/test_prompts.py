@@ -91,6 +91,7 @@ def test_the_pad_token_falls_back_to_end_of_sequence():
 # --- Seeds ---
 
 
+@pytest.mark.seconds
 def test_a_seed_is_the_same_in_another_process():
     code = "from data.seeds import seed_for; print(seed_for(1, 2, 3), seed_for(1, 2, 3, 4, 5))"
     root = Path(turn_tokens.__file__).parents[1]

@@ -128,6 +128,7 @@ def test_composite_takes_plain_settings_and_is_scored_by_the_dataset_of_its_task
 
 
 # list_functions and pool_matrix draw from Python's and numpy's global generators.
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", ["chain_sum", "leg_counting", "word_sorting", "pool_matrix"])
 def test_equal_seeds_give_equal_tasks_in_two_threads_while_others_draw(name):
     stop = threading.Event()

@@ -46,6 +46,7 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
+@pytest.mark.seconds
 def test_a_folder_that_is_held_is_refused_with_its_holder(other, tmp_path) -> None:
     with (
         pytest.raises(ConfigError, match=f'"pid": {other.pid}, "host": "{socket.gethostname()}"'),
@@ -57,6 +58,7 @@ def test_a_folder_that_is_held_is_refused_with_its_holder(other, tmp_path) -> No
         assert json.loads((tmp_path / "owner.json").read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.seconds
 def test_a_holder_that_was_killed_is_followed(other, tmp_path, caplog) -> None:
     other.kill()
     other.wait()
@@ -72,6 +74,7 @@ def config_with(*overrides: str) -> PPOConfig:
     return load_config(["configs/tiny_prompts.yaml", *files, *overrides], check=False).config
 
 
+@pytest.mark.seconds
 def test_every_version_of_the_settings_stays_with_its_steps(tmp_path, caplog) -> None:
     lr = "actor_rollout_ref.actor.optim.lr"
     record_config(tmp_path, config_with(f"{lr}=0.001"), 0)
@@ -103,6 +106,7 @@ def rate_of(run_dir: Path, step: int | None) -> float:
     return load_config([str(file)], check=False).config.actor_rollout_ref.actor.optim.lr
 
 
+@pytest.mark.seconds
 def test_a_step_is_read_by_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
     lr = "actor_rollout_ref.actor.optim.lr"
     for rate, step in ((0.001, 0), (0.002, 4), (0.003, 6)):
@@ -125,6 +129,7 @@ def test_a_step_is_read_by_the_settings_that_it_was_made_with(tmp_path: Path) ->
     assert changes_before_step(tmp_path, 4) == {}
 
 
+@pytest.mark.seconds
 def test_steps_that_are_made_again_have_the_settings_of_the_last_time(tmp_path: Path) -> None:
     lr = "actor_rollout_ref.actor.optim.lr"
     for rate, step in ((0.001, 0), (0.002, 4), (0.002, 2)):
@@ -135,6 +140,7 @@ def test_steps_that_are_made_again_have_the_settings_of_the_last_time(tmp_path: 
     assert changes_before_step(tmp_path, 5) == {1: {lr: (0.001, 0.003)}}
 
 
+@pytest.mark.seconds
 def test_a_setting_that_the_earlier_version_lacked_has_not_changed(tmp_path, caplog) -> None:
     record_config(tmp_path, PPOConfig(), 0)
     file = tmp_path / "config.yaml"

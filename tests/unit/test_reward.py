@@ -607,6 +607,7 @@ def prime(tokenizer, path, **kwargs):
     return load_reward_manager(config, tokenizer, num_examine=0)
 
 
+@pytest.mark.seconds
 def test_prime_scores_in_processes_and_ends_what_hangs_or_dies(tokenizer, slow_rules, caplog):
     manager = prime(tokenizer, slow_rules, timeout_s=1.5)
     start = time.monotonic()
@@ -626,6 +627,7 @@ def test_prime_raises_what_the_function_raises_with_its_row(tokenizer, slow_rule
         prime(tokenizer, slow_rules)(batch)
 
 
+@pytest.mark.seconds
 def test_prime_scores_again_from_another_thread_that_ends(tokenizer, slow_rules):
     manager = prime(tokenizer, slow_rules, timeout_s=1.5)
     for _ in range(2):
@@ -676,6 +678,7 @@ def test_what_primes_processes_load_needs_no_torch():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.seconds
 def test_primes_processes_end_with_the_manager(tokenizer, slow_rules):
     manager = prime(tokenizer, slow_rules, timeout_s=1.5)
     infos = manager(make_batch(), return_dict=True)["reward_extra_info"]

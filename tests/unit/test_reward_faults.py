@@ -52,6 +52,7 @@ def rewards(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("name", "words"),
     [

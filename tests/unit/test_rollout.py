@@ -140,6 +140,7 @@ def test_an_engine_that_casts_takes_what_was_cast_before_and_what_was_not_alike(
     assert scores[0] != rollout.score(ids.tolist())
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.5])
 def test_log_probs_agree_with_the_policy_after_every_update(engine, temperature) -> None:
     rollout, lm, spec = engine
@@ -149,6 +150,7 @@ def test_log_probs_agree_with_the_policy_after_every_update(engine, temperature)
         assert worst_difference(rollout, lm, spec, temperature) < 1e-4
 
 
+@pytest.mark.seconds
 def test_log_probs_disagree_when_one_tensor_is_kept_back(engine) -> None:
     """Shows what the agreement test is worth: a tensor that misses an update is seen at once."""
     rollout, lm, spec = engine

@@ -22,6 +22,7 @@ with run_lock(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.seconds
 def test_a_folder_that_another_process_holds_is_held_until_that_is_killed(tmp_path: Path) -> None:
     assert not is_held(tmp_path)
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
@@ -37,6 +38,7 @@ def test_a_folder_that_another_process_holds_is_held_until_that_is_killed(tmp_pa
     assert (tmp_path / "owner.json").stat().st_size > 0
 
 
+@pytest.mark.seconds
 def test_asking_about_ones_own_folder_does_not_let_others_in(tmp_path: Path) -> None:
     with run_lock(tmp_path):
         assert is_held(tmp_path) and is_held(tmp_path / "." / "")

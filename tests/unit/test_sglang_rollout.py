@@ -117,6 +117,7 @@ def test_end_of_turn_tokens_stop_only_where_they_are_asked_for(spec, model, serv
     ]
 
 
+@pytest.mark.seconds
 def test_weights_come_in_buckets_once_for_each_rank_of_the_server(
     spec, model, server, monkeypatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_weights_come_in_buckets_once_for_each_rank_of_the_server(
         assert torch.equal(model.engine.module.state_dict()[name], tensor), name
 
 
+@pytest.mark.seconds
 def test_only_what_sleeps_is_woken(spec, model, server) -> None:
     """SGLang fails where memory is resumed that was not released.
 
@@ -161,6 +163,7 @@ def test_only_what_sleeps_is_woken(spec, model, server) -> None:
     assert not model.released
 
 
+@pytest.mark.seconds
 def test_a_batch_begins_without_what_one_before_left_behind(spec, model, server) -> None:
     rollout, prompt = asking(spec, server), encode(spec)[0]
     model.hang, model.busy = True, 3

@@ -35,6 +35,7 @@ def victim(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.seconds
 def test_a_file_that_is_one_endless_line_is_refused_at_once(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "1.jsonl"):
         with (tmp_path / name).open("wb") as file:

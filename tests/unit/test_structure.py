@@ -115,6 +115,7 @@ def room(module: str) -> str:
     return max((name for name in ROOMS if module == name or module.startswith(f"{name}.")), key=len)
 
 
+@pytest.mark.seconds
 def test_imports_point_downward(modules: dict[str, ast.Module]) -> None:
     arrows: dict[tuple[str, str], list[str]] = {}
     for name, tree in modules.items():
@@ -127,6 +128,7 @@ def test_imports_point_downward(modules: dict[str, ast.Module]) -> None:
     assert arrows.keys() == UPWARD, arrows
 
 
+@pytest.mark.seconds
 def test_no_imports_go_in_a_circle(modules: dict[str, ast.Module]) -> None:
     graph = {
         name: {t for t in imported(tree, modules) if t in modules} - {name}
@@ -138,6 +140,7 @@ def test_no_imports_go_in_a_circle(modules: dict[str, ast.Module]) -> None:
         pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
 
 
+@pytest.mark.seconds
 def test_no_settings_go_in_a_circle_for_a_type_checker_either(
     modules: dict[str, ast.Module],
 ) -> None:
@@ -187,6 +190,7 @@ def test_only_the_reader_of_features_names_them(modules: dict[str, ast.Module]) 
     assert names == set()
 
 
+@pytest.mark.seconds
 def test_a_feature_imports_no_other_but_through_its_feature_file(
     modules: dict[str, ast.Module],
 ) -> None:

@@ -521,6 +521,7 @@ PIECES += [
 ]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("parser", ALL)
 def test_time_is_linear_in_the_text_on_adversarial_inputs(parser: ActionParser) -> None:
     slow = []

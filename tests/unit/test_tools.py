@@ -651,6 +651,7 @@ def test_a_snippets_exception_is_shown_with_its_own_lines_only() -> None:
     assert run("import sys; sys.exit(3)") == ("exception", "[ended with status 3]")
 
 
+@pytest.mark.seconds
 def test_time_is_limited() -> None:
     assert run("print('hi', flush=True)\nimport time; time.sleep(60)", timeout_s=0.5) == (
         "timeout",

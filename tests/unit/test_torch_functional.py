@@ -273,6 +273,7 @@ def test_a_heads_log_prob_entropy_and_gradient_match_numbers_worked_by_hand():
     torch.testing.assert_close(of_weight, torch.tensor([[1.0], [-1.0]]) * 3 / 16 * math.log(3))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("chunk", [1000, 200, 1])
 @pytest.mark.parametrize("form", [LogitForm(), LogitForm(0.7), LogitForm(1.3, 2.0)])
 @pytest.mark.parametrize("biased", [True, False])
@@ -419,6 +420,7 @@ def test_a_head_reads_no_number_off_the_device(entropy, chunk):
     assert weight.grad.shape == (50, 6) and log_probs.shape == (20,)
 
 
+@pytest.mark.seconds
 def test_the_heads_functions_compile_to_the_same_numbers():
     form, (states, weight, _, labels) = LogitForm(0.8, 3.0), make_head()
     products = (states @ weight.T).detach()
@@ -434,6 +436,7 @@ def test_the_heads_functions_compile_to_the_same_numbers():
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.seconds
 def test_a_function_that_cannot_be_compiled_runs_as_it_is_written_and_says_so_once(caplog):
     @compiled_on("cpu")
     def doubled(x):

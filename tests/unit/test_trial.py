@@ -282,6 +282,7 @@ def trial_problems(
     return []
 
 
+@pytest.mark.seconds
 def test_a_trial_that_hangs_is_a_problem_that_names_file_line_and_setting(
     caplog: pytest.LogCaptureFixture,
     tiny_game: Path,
@@ -306,6 +307,7 @@ def test_a_trial_that_hangs_is_a_problem_that_names_file_line_and_setting(
     )
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("tolerated", ["by its rate", "when started again"])
 def test_a_trial_that_hangs_may_be_a_warning(
     tolerated: str,
@@ -320,6 +322,7 @@ def test_a_trial_that_hangs_may_be_a_warning(
     assert "environment Hanging hung in its trial" in caplog.text
 
 
+@pytest.mark.seconds
 def test_an_environment_that_crashes_whenever_it_is_played_is_a_problem(
     tiny_game: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

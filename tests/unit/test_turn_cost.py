@@ -10,6 +10,7 @@ from tests.benchmarks.turn_loop_cost import MOST, cost_of_turn
 from workers.rollout.engine import Completion, Sampling, VersionSpan, copy_with
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("isolation", list(MOST))
 def test_a_turn_costs_no_more_than_so_many_turns_of_a_bare_loop(isolation: str) -> None:
     cost = cost_of_turn(isolation, episodes=32, rounds=5)

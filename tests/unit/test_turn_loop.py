@@ -160,6 +160,7 @@ def valid_ids(batch: DataProto, row: int) -> list[int]:
     return ids[batch.batch["attention_mask"][row].bool()].tolist()
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("seeded", [True, False])
 def test_what_the_engine_saw_is_a_prefix_of_what_is_trained_on_and_log_probs_agree(
     engine, seeded
@@ -318,6 +319,7 @@ def test_a_crash_is_settled_as_configured(engine, on_failure) -> None:
     assert attempts == ({3} if on_failure == "refill" else {1})
 
 
+@pytest.mark.seconds
 def test_a_hanging_environment_is_left_behind_at_its_deadline(engine) -> None:
     rollout, _, spec = engine
     batch = play(rollout, spec, config_of(Hangs, step_timeout_s=0.3), seeded=False)

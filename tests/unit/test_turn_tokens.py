@@ -651,6 +651,7 @@ def has_end(turns: TurnTokens, name: str, sampled: list[int]) -> bool:
     return sampled[-1:] == [turns.tokenizer.eos_token_id]
 
 
+@pytest.mark.seconds
 @settings(max_examples=250, deadline=None)
 @given(episodes())
 def test_rows_grow_by_prefix_keep_every_sampled_id_and_read_as_the_template_renders(episode):

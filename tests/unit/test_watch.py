@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from data.watchdog import STALLED, WAKE, Watchdog, watching
 from tests.conftest import PROJECT
@@ -42,6 +43,7 @@ def run(
     return subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.seconds
 def test_a_process_that_stands_still_says_where_and_ends_with_what_it_started(
     tmp_path: Path,
 ) -> None:
@@ -57,18 +59,21 @@ def test_a_process_that_stands_still_says_where_and_ends_with_what_it_started(
     assert not psutil.pid_exists(int(done.stdout))
 
 
+@pytest.mark.seconds
 def test_code_that_keeps_the_interpreters_lock_is_ended_too(tmp_path: Path) -> None:
     done = run(tmp_path, "re.match(r'(a+)+$', 'a' * 60 + 'b')")
     assert done.returncode == -WAKE
     assert "in hanging_reward" in done.stderr
 
 
+@pytest.mark.seconds
 def test_who_beats_is_left_alone_and_leaves_nothing(tmp_path: Path) -> None:
     done = run(tmp_path / "stalls", "[(beat('x'), time.sleep(0.1)) for _ in range(25)]")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "stalls").exists()
 
 
+@pytest.mark.seconds
 def test_a_run_that_moves_on_before_it_is_ended_is_left_alone(tmp_path: Path) -> None:
     moves_late = "[(time.sleep(2.3), beat('late')) for _ in range(2)]; time.sleep(0.5)"
     done = run(tmp_path, moves_late, timeout=2.0)
@@ -77,6 +82,7 @@ def test_a_run_that_moves_on_before_it_is_ended_is_left_alone(tmp_path: Path) ->
     assert "in hanging_reward" in (tmp_path / "rank_0.txt").read_text()
 
 
+@pytest.mark.seconds
 def test_records_of_an_attempt_before_are_not_shown_as_this_ones(tmp_path: Path) -> None:
     for name in ("rank_0", "rank_1"):
         (tmp_path / f"{name}.txt").write_text(f"{name}: step 77, of the attempt before")
@@ -86,6 +92,7 @@ def test_records_of_an_attempt_before_are_not_shown_as_this_ones(tmp_path: Path)
     assert "step 77" in (tmp_path / "rank_1.txt.old").read_text()
 
 
+@pytest.mark.seconds
 def test_who_waits_for_a_rank_that_moves_is_left_alone_and_all_write_when_none_does(
     tmp_path: Path,
 ) -> None:

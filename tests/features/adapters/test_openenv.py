@@ -185,6 +185,7 @@ def test_a_message_that_nobody_asked_for_is_no_reply_to_the_next_request() -> No
         env.close()
 
 
+@pytest.mark.seconds
 def test_a_server_that_hangs_ends_at_its_deadline() -> None:
     def answer(message: dict[str, Any]) -> str:
         if message["type"] == "step":

@@ -110,6 +110,7 @@ def test_an_opponent_without_valid_moves_loses(opponent):
         step_environment(env, "[4]")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "name",
     [
@@ -139,6 +140,7 @@ def test_games_of_two_end_against_random_moves_and_equal_seeds_are_equal_games(n
     assert [game(seed) for seed in range(3)] == [game(seed) for seed in range(3)]
 
 
+@pytest.mark.seconds
 def test_a_policy_of_an_earlier_checkpoint_plays_the_same_game_again(tied_model):
     one, other = (
         make_environment("textarena:TicTacToe-v0", {"opponent": f"hf:{tied_model}"})
@@ -233,6 +235,7 @@ def test_no_text_raises_and_every_reward_is_finite(name, kwargs):
             assert math.isfinite(step.reward)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("name", "kwargs"),
     [

@@ -47,6 +47,7 @@ def played(
     return shown, told
 
 
+@pytest.mark.seconds
 def test_a_jump_behind_another_learning_rate_names_it_at_once_and_before_its_symptoms() -> None:
     before, _ = played([CALM] * 3, {})
     _, [first] = played([MOVED], FASTER, behind=3, alarms=before)

@@ -117,6 +117,7 @@ def steps_until_it_rings(rate: float, *, size: int, seed: int, steps: int) -> in
     return None
 
 
+@pytest.mark.seconds
 def test_rewards_of_one_in_a_thousand_stay_away_without_an_alarm() -> None:
     rang = [
         steps_until_it_rings(0.001, size=128, seed=seed, steps=200) is not None

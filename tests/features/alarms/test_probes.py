@@ -272,6 +272,7 @@ def test_the_reference_is_compared_with_what_was_loaded(lm: nn.Module) -> None:
     assert probes.read(model) == {"ref_tensors_moved": 1}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("own_log_probs", [True, False])
 def test_no_update_leaves_tensors_behind(lm: nn.Module, own_log_probs: bool) -> None:
     """A hook that holds the graph it is hooked to would keep it for ever."""

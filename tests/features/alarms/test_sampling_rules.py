@@ -61,6 +61,7 @@ def test_sharper_and_flatter_samples_are_beyond_it(temperature: float) -> None:
     assert min(nats_at(temperature, sharpness=2.0)) > UNLIKELY
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("top_p", "steps"), [(0.8, 1), (0.95, 4)])
 def test_a_nucleus_that_is_not_reported_is_beyond_it_in_few_steps(top_p: float, steps: int) -> None:
     """Of 4,000 tokens a step, in a vocabulary of 300."""

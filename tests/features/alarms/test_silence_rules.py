@@ -47,6 +47,7 @@ def test_paid_silence_is_found_in_groups_and_without_them(members: int) -> None:
     assert text.startswith("64 of 64 episodes are without a word; in the steps before")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("members", [8, 1])
 @pytest.mark.parametrize("paid", [0.01, 0.1, 0.5, 0.97])
 def test_rewards_that_do_not_depend_on_the_answer_raise_nothing(members: int, paid: float) -> None:

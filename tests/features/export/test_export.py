@@ -157,6 +157,7 @@ def test_many_small_shards_hold_the_same_model(
     torch.testing.assert_close(logits(model), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.seconds
 def test_a_base_model_that_moved_is_asked_for_and_another_is_refused(
     tmp_path: Path, tiny_task: Path, tied_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
     assert USAGE.take()["judge"]["retries"] == 1
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_a_busy_server_is_left_alone_for_as_long_as_it_says(form: str) -> None:
     times: list[float] = []
@@ -297,6 +298,7 @@ def test_answers_of_ask_all_come_in_order_and_the_first_error_is_raised_at_the_e
         assert len(server.bodies) == 6
 
 
+@pytest.mark.seconds
 def test_a_turn_that_has_to_be_waited_for_does_not_count_for_the_deadline() -> None:
     with model_server(slowly) as server:
         model = model_at(server.url, max_concurrency=1, timeout_s=0.5)
@@ -313,6 +315,7 @@ Model(settings).ask_all([f"{sys.argv[3]} {i}" for i in range(8)])
 """
 
 
+@pytest.mark.seconds
 def test_the_limit_holds_over_processes_and_an_ended_one_gives_its_turns_back(
     tmp_path: Path,
 ) -> None:

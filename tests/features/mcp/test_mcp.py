@@ -82,6 +82,7 @@ def servers_alive() -> list[int]:
     return found
 
 
+@pytest.mark.seconds
 def test_tools_of_a_server_are_offered_with_their_schemas_and_answer(
     registry_of: Callable[..., ToolRegistry],
 ) -> None:
@@ -99,6 +100,7 @@ def test_tools_of_a_server_are_offered_with_their_schemas_and_answer(
     assert "not today" in failed.result
 
 
+@pytest.mark.seconds
 def test_an_episode_begins_with_a_fresh_server_and_a_slot_keeps_its_own(
     registry_of: Callable[..., ToolRegistry],
 ) -> None:
@@ -110,6 +112,7 @@ def test_an_episode_begins_with_a_fresh_server_and_a_slot_keeps_its_own(
         assert registry.execute_tool("add", amount=1) == (True, second)
 
 
+@pytest.mark.seconds
 def test_agents_have_sessions_of_their_own_which_end_with_them() -> None:
     spec = AgentSpec(GuessNumber, mcp_servers=(server(session="slot"),), parser="json")
     agents = [spec.build(), spec.build()]
@@ -121,6 +124,7 @@ def test_agents_have_sessions_of_their_own_which_end_with_them() -> None:
         agent.close()
 
 
+@pytest.mark.seconds
 def test_a_call_ends_at_its_deadline_and_the_next_one_is_answered(
     registry_of: Callable[..., ToolRegistry],
 ) -> None:
@@ -133,6 +137,7 @@ def test_a_call_ends_at_its_deadline_and_the_next_one_is_answered(
     assert registry.execute_tool("add", amount=1) == (True, "1")
 
 
+@pytest.mark.seconds
 def test_equal_names_are_told_apart_by_their_servers(
     registry_of: Callable[..., ToolRegistry],
 ) -> None:
@@ -152,6 +157,7 @@ def test_equal_names_are_told_apart_by_their_servers(
         registry_of(server(name="one", tools=("sub",)))
 
 
+@pytest.mark.seconds
 def test_a_server_sees_the_variables_that_it_is_given_and_no_others(
     registry_of: Callable[..., ToolRegistry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +170,7 @@ def test_a_server_sees_the_variables_that_it_is_given_and_no_others(
     assert seen == ["too", "yes", "none"]
 
 
+@pytest.mark.seconds
 def test_what_a_server_started_ends_with_it(registry_of: Callable[..., ToolRegistry]) -> None:
     registry = registry_of(server())
     ok, pid = registry.execute_tool("leave_behind")
@@ -189,6 +196,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.seconds
 def test_servers_end_when_the_run_is_killed() -> None:
     run = subprocess.Popen(
         [sys.executable, "-c", KILLED, FILE], stdout=subprocess.PIPE, cwd=PROJECT
@@ -227,6 +235,7 @@ def test_every_fault_is_tried() -> None:
     assert sorted(FAULTS) == sorted([*CANNOT_START, *CALLS])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("fault", CANNOT_START)
 def test_a_server_that_cannot_be_used_is_one_sentence(
     registry_of: Callable[..., ToolRegistry], fault: str
@@ -237,6 +246,7 @@ def test_a_server_that_cannot_be_used_is_one_sentence(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("fault", fast_and_long(CALLS, fast=["hangs_in_calls"]))
 def test_a_bad_server_costs_the_call_and_the_next_episode_has_a_new_one(
     registry_of: Callable[..., ToolRegistry], fault: str
@@ -288,6 +298,7 @@ def over_http(url: str, **settings: Any) -> McpServer:
     return server(command=None, args=(), url=url, **settings)
 
 
+@pytest.mark.seconds
 def test_tools_over_http_answer_fail_and_time_out(
     registry_of: Callable[..., ToolRegistry], http_url: str
 ) -> None:

@@ -82,6 +82,7 @@ def test_bytes_are_counted_once_and_until_they_are_freed() -> None:
     assert memory.peak.total() == 400
 
 
+@pytest.mark.seconds
 def test_weights_moments_gradients_and_copies_are_those_of_the_parameters(shape: Path) -> None:
     plan = planner(shape, f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")
     phases = plan.phases(0)
@@ -101,6 +102,7 @@ def test_weights_moments_gradients_and_copies_are_those_of_the_parameters(shape:
     assert all(phases[name].gradients == 0 for name in phases if name != "actor update")
 
 
+@pytest.mark.seconds
 def test_a_full_micro_batch_is_planned_whatever_the_number_of_rows(shape: Path) -> None:
     def update(*overrides: str) -> int:
         plan = planner(shape, f"{ACTOR}.use_prefix_grouper=false", *overrides)
@@ -115,6 +117,7 @@ def test_a_full_micro_batch_is_planned_whatever_the_number_of_rows(shape: Path) 
     assert 1.5 * update(*long) < whole
 
 
+@pytest.mark.seconds
 def test_logits_of_a_wide_vocabulary_are_seen(tmp_path: Path) -> None:
     LlamaConfig(**SHAPE | {"vocab_size": 50000}).save_pretrained(tmp_path)
     plan = planner(tmp_path, f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4")
@@ -123,6 +126,7 @@ def test_logits_of_a_wide_vocabulary_are_seen(tmp_path: Path) -> None:
     assert logits <= plan.phases(0)["log-probs"].logits <= logits + 4 * (1 << 20) * 4
 
 
+@pytest.mark.seconds
 def test_the_cache_of_the_hf_engine_holds_every_row(shape: Path) -> None:
     # 8 rows of 507 tokens (the last one sampled is not read), keys and values of 2 heads of 8
     # numbers, two layers; and a layer's copies, for its 4 queries' heads.
@@ -131,6 +135,7 @@ def test_the_cache_of_the_hf_engine_holds_every_row(shape: Path) -> None:
     assert cache <= planned <= 2.6 * cache
 
 
+@pytest.mark.seconds
 def test_an_engine_on_cuda_takes_its_part_of_the_device_and_sleeps(shape: Path) -> None:
     vllm = ["actor_rollout_ref.rollout.name=vllm", "trainer.device=cuda"]
     quarter = planner(shape, *vllm, "actor_rollout_ref.rollout.gpu_memory_utilization=0.25")
@@ -145,6 +150,7 @@ def test_an_engine_on_cuda_takes_its_part_of_the_device_and_sleeps(shape: Path) 
     assert awake.phases(80 * GIB)["actor update"].kv_cache == 40 * GIB - engine
 
 
+@pytest.mark.seconds
 def test_what_is_offloaded_is_on_the_device_only_where_it_is_used(shape: Path) -> None:
     cuda = ["trainer.device=cuda", "actor_rollout_ref.rollout.name=vllm"]
     offload = [f"{ACTOR}.fsdp_config.{what}_offload=true" for what in ("param", "optimizer")]
@@ -156,6 +162,7 @@ def test_what_is_offloaded_is_on_the_device_only_where_it_is_used(shape: Path) -
     assert phases["actor update"].optimiser == 2 * critic + 8 * PARAMETERS
 
 
+@pytest.mark.seconds
 def test_several_ranks_share_weights_and_gather_blocks(shape: Path) -> None:
     two_ranks = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.name=vllm"]
     phases = planner(shape, *two_ranks).phases(0)
@@ -168,6 +175,7 @@ def test_several_ranks_share_weights_and_gather_blocks(shape: Path) -> None:
     assert phases["actor update"].copies == 2 * (outer + 2 * block) + 2 * (outer + 3 * block)
 
 
+@pytest.mark.seconds
 def test_ranks_that_share_sequences_share_activations(shape: Path) -> None:
     four_ranks = [
         "trainer.n_gpus_per_node=4",
@@ -182,6 +190,7 @@ def test_ranks_that_share_sequences_share_activations(shape: Path) -> None:
         assert in_pairs[phase].copies == alone[phase].copies
 
 
+@pytest.mark.seconds
 def test_a_reward_model_counts(shape: Path, tmp_path: Path) -> None:
     LlamaConfig(**SHAPE, num_labels=1).save_pretrained(tmp_path / "scorer")
     scorer = ["reward_model.enable=true", f"reward_model.model.path={tmp_path / 'scorer'}"]
@@ -190,6 +199,7 @@ def test_a_reward_model_counts(shape: Path, tmp_path: Path) -> None:
     assert 0 <= added - 2 * (PARAMETERS - 96 * 32 + 32) <= 4
 
 
+@pytest.mark.seconds
 def test_critic_and_reference_that_are_offloaded_are_planned(shape: Path) -> None:
     settings = [
         "trainer.device=cuda",
@@ -204,6 +214,7 @@ def test_critic_and_reference_that_are_offloaded_are_planned(shape: Path) -> Non
     assert phases["checkpoint"].weights == phases["checkpoint"].optimiser == 0
 
 
+@pytest.mark.seconds
 def test_of_adapters_alone_there_are_gradients_and_moments(shape: Path) -> None:
     lora = "actor_rollout_ref.model.lora_rank=2"
     phases = planner(shape, lora, f"{ACTOR}.use_kl_loss=true").phases(0)
@@ -220,6 +231,7 @@ def test_of_adapters_alone_there_are_gradients_and_moments(shape: Path) -> None:
     assert two_ranks["actor update"].optimiser == 4 * adapters
 
 
+@pytest.mark.seconds
 def test_engines_with_ranks_of_their_own_have_generation_to_themselves(shape: Path) -> None:
     apart = [
         "trainer.rollout_n_gpus=2",
@@ -233,6 +245,7 @@ def test_engines_with_ranks_of_their_own_have_generation_to_themselves(shape: Pa
     assert not any(phases[name].kv_cache for name in phases if name != "generation")
 
 
+@pytest.mark.seconds
 def test_values_of_the_policys_own_model_are_planned_with_it(shape: Path) -> None:
     phases = planner(shape, "algorithm.adv_estimator=gae", "critic.share_backbone=true").phases(0)
     assert "values" not in phases
@@ -272,6 +285,7 @@ def test_a_7b_model_is_planned_in_seconds_without_its_memory_or_weights(
     assert "a step: 1,024 prompts x 1 = 1,024 rows of at most 1,024 tokens" in printed
 
 
+@pytest.mark.seconds
 def test_a_tiny_models_plan_is_in_mebibytes(shape: Path) -> None:
     plan = planner(shape)
     phases = {80: plan.phases(80 * GIB)}
@@ -290,6 +304,7 @@ def test_what_cannot_be_planned_is_said(shape: Path, capsys: pytest.CaptureFixtu
     assert "there is no such key" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 def test_fake_tensors_leave_a_spec_as_it_was(shape: Path) -> None:
     """The planner's models are fake while it builds them alone."""
     model = planner(shape).config.actor_rollout_ref.model
@@ -316,6 +331,7 @@ def test_sizes_are_told_in_words() -> None:
     assert lines[2].startswith("critic: 8 update(s) a step, of 128")
 
 
+@pytest.mark.seconds
 def test_the_reader_of_every_setting_names_it() -> None:
     reads = attribute_reads()
     for key, _ in leaves(PPOConfig()):

@@ -28,6 +28,7 @@ def play_and_check(name, moves, seed, lockstep) -> None:
     check(*play(moves, tokens_of(name), seed, lockstep))
 
 
+@pytest.mark.seconds
 @settings(max_examples=300, deadline=None, suppress_health_check=QUIET)
 @given(TEMPLATE, MANY, st.integers(min_value=0, max_value=10**6), st.booleans())
 def test_a_sampled_token_is_trained_on_once_behind_the_ids_that_the_engine_was_given(

@@ -99,6 +99,7 @@ def test_a_field_that_nobody_knows_is_counted(served: Served, path: str) -> None
     assert attempt.counts["ignored"] == before + 1
 
 
+@pytest.mark.seconds
 def test_every_field_of_the_clients_own_libraries_stands_in_a_table() -> None:
     openai = pytest.importorskip("openai")
     anthropic = pytest.importorskip("anthropic")

@@ -43,6 +43,7 @@ def is_open(host: str, port: int) -> bool:
     return True
 
 
+@pytest.mark.seconds
 def test_programs_ask_at_the_address_that_others_reach_and_at_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -116,6 +116,7 @@ def test_an_agent_that_fails_by_itself_is_not_judged(
     assert played.reply is not None and played.reply.reward is None
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("refusal", ["ended", "context_length"])
 @pytest.mark.parametrize("is_judged", [True, False])
 def test_one_that_tries_again_and_again_is_ended_behind_its_grace(
@@ -128,6 +129,7 @@ def test_one_that_tries_again_and_again_is_ended_behind_its_grace(
     assert played.reply is not None and played.reply.reward == (2.0 if is_judged else None)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("is_judged", [True, False])
 @pytest.mark.parametrize("rest", ["time.sleep(60)", "[print(0.75, flush=True), time.sleep(60)]"])
 def test_one_that_asks_nothing_more_behind_a_limit_is_ended_all_the_same(
@@ -140,12 +142,14 @@ def test_one_that_asks_nothing_more_behind_a_limit_is_ended_all_the_same(
     assert played.exited.reward == (0.75 if "print" in rest and not is_judged else None)
 
 
+@pytest.mark.seconds
 def test_one_that_pays_itself_has_its_grace_to_say_so(tmp_path: Path) -> None:
     rest = "try: ask('further')\nexcept OSError: time.sleep(0.5)\nprint(0.75)"
     played = Played(script(tmp_path, rest), "ended", judge=None, grace_s=5.0)
     assert (played.exited.reward, played.exited.failure) == (0.75, "")
 
 
+@pytest.mark.seconds
 def test_one_that_compacts_goes_on(tmp_path: Path) -> None:
     played = Played(script(tmp_path, COMPACTS), "context_length", judge=None, grace_s=0.3)
     assert (played.exited.reward, played.exited.failure, played.requests) == (0.25, "", 10)

@@ -87,6 +87,7 @@ def test_a_body_that_is_too_large_says_the_same(served: Served) -> None:
         assert response.status == 400 and words in told
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("more", [{}, {"use_responses_api": True}, {"streaming": True}])
 def test_langchain_knows_it_so_that_its_agents_compact(
     served: Served, more: dict[str, Any]

@@ -93,6 +93,7 @@ def test_a_program_gets_its_task_and_its_answers_and_is_paid_by_its_last_line() 
     ]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("way", "failure", "reward", "error"),
     [
@@ -195,6 +196,7 @@ def test_programs_are_forked_from_what_was_preloaded_and_each_draws_for_itself(
     assert len(set(rewards)) == 3 and None not in rewards
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("preload", [(), ("decimal",)])
 def test_a_program_ends_as_its_interpreter_would_end_it(
     tmp_path: Path, preload: tuple[str, ...]
@@ -220,6 +222,7 @@ def test_a_program_ends_as_its_interpreter_would_end_it(
         assert exit_of(play(pool, key=2, spec=2)).record["exit_code"] == 3
 
 
+@pytest.mark.seconds
 def test_a_preloaded_sdk_has_made_its_first_request(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -296,6 +299,7 @@ def test_a_command_that_does_not_start_is_a_crash() -> None:
     assert exited.failure == "env_crash" and "nowhere" in exited.error
 
 
+@pytest.mark.seconds
 def test_a_program_that_asks_whatever_it_hears_meets_its_deadline() -> None:
     no = Answer(refusal="ended", error="the episode has had its turns")
     with pool_of(program("asks_whatever_it_hears"), step_s=1.0) as pool:
@@ -324,6 +328,7 @@ def test_a_preloaded_module_that_ends_its_interpreter_is_named(tmp_path: Path) -
     assert "cannot import ends_at_once (SystemExit(3))" in error
 
 
+@pytest.mark.seconds
 def test_nothing_lives_on_when_the_trainer_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(

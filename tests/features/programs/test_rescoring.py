@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from data.turn_tokens import TurnTokens
@@ -14,6 +15,7 @@ from tests.unit.test_rollout import CONFIG, build_engine, model_spec, perturb
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 
+@pytest.mark.seconds
 def test_scoring_a_programs_rows_again_gives_the_log_probs_that_were_sampled_with(
     tiny_task: Path,
 ) -> None:

@@ -75,6 +75,7 @@ def answer_of(text: str) -> Answer:
     )
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_unmodified_client_plays_its_episode(name: str) -> None:
     package, script = SCRIPTS[name]

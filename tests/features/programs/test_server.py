@@ -81,6 +81,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
         yield begin(pool)
 
 
+@pytest.mark.seconds
 def test_a_client_that_was_cut_off_and_asks_again_gets_the_one_answer(served: Served) -> None:
     first = served.send()
     asked = served.heard(Asked)
@@ -102,6 +103,7 @@ def test_a_delivered_answer_comes_never_again(served: Served) -> None:
         assert text_of(again) == text, "an answer of its own"
 
 
+@pytest.mark.seconds
 def test_a_retry_takes_the_answer_that_waits_and_none_that_was_delivered(served: Served) -> None:
     """A client asks the same thing three times, each time with too short a time-out."""
     heard = []
@@ -270,6 +272,7 @@ def test_a_refused_stream_has_the_status_of_its_refusal(served: Served) -> None:
     assert connection.getresponse().status == 400
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("served", [{"sleeps": 1}], indirect=True)
 def test_whoever_asks_after_the_end_hears_that_it_has_ended(served: Served) -> None:
     waiting = served.send()
@@ -413,6 +416,7 @@ def test_no_token_can_be_guessed_and_the_address_is_this_machine_alone(served: S
     assert other.send().getresponse().status == 401
 
 
+@pytest.mark.seconds
 def test_a_program_that_waits_for_a_processor_is_given_its_time() -> None:
     told: list[Any] = []
     waited = [0.0]
@@ -444,6 +448,7 @@ def test_a_program_that_waits_for_a_processor_is_given_its_time() -> None:
     assert 0.15 < made.used_s < 0.45
 
 
+@pytest.mark.seconds
 def test_deadlines_run_while_nothing_is_sampled_and_stand_still_while_something_is() -> None:
     spec = ProgramSpec(command=(sys.executable, "-c", "import time; time.sleep(60)"))
     deadlines = Deadlines(step_s=1.0)

@@ -59,6 +59,7 @@ def counts_of(told: list[Any]) -> dict[str, float]:
     return counts.get("judge", {})
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_function_asks_models_by_name_wherever_it_lives(isolation: str) -> None:
     with model_server(say("0.5")) as server:
@@ -72,6 +73,7 @@ def test_a_function_asks_models_by_name_wherever_it_lives(isolation: str) -> Non
     assert USAGE.take() == {}, "nothing is left for another episode"
 
 
+@pytest.mark.seconds
 def test_a_command_asks_a_model_through_the_policys_own_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_reward_function_asks_models_and_its_judges_silence_fails_the_episode_
     assert counts_of(failed)["failures"] == 1
 
 
+@pytest.mark.seconds
 def test_an_sdk_is_told_why_a_model_gave_no_answer_and_does_not_ask_again() -> None:
     def down(handler: Any, number: int) -> None:
         reply(handler, 503, b"away")
@@ -125,6 +128,7 @@ def test_an_sdk_is_told_why_a_model_gave_no_answer_and_does_not_ask_again() -> N
     assert counts_of(told)["failures"] == 1
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("way", ["command", "function"])
 def test_a_judge_that_hangs_ends_its_program_at_the_programs_deadline(way: str) -> None:
     with model_server(hang) as server:
@@ -139,6 +143,7 @@ def test_a_judge_that_hangs_ends_its_program_at_the_programs_deadline(way: str) 
     USAGE.take()
 
 
+@pytest.mark.seconds
 def test_what_a_function_that_was_given_up_had_asked_is_counted_once() -> None:
     with model_server(say("0.5")) as server:
         spec = ProgramSpec(function=f"{FILE}:asks_and_hangs", services=judge_at(server.url))

@@ -52,6 +52,7 @@ def tried(tiny_game: Path, tmp_path: Path) -> Any:
     return try_script
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("script", "reason"),
     [

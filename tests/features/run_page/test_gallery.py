@@ -73,6 +73,7 @@ def test_names_in_an_address_are_quoted() -> None:
     assert pages["token"].endswith("/3/e%231?row=0&token=7&color=weight")
 
 
+@pytest.mark.seconds
 def test_a_picture_of_noise_is_made_small_enough_or_refused() -> None:
     noise = np.random.default_rng(0).integers(0, 256, size=(1500, 500, 3), dtype=np.uint8)
     assert len(gallery.compressed(png_of(noise[:500]))) <= MOST_BYTES
@@ -86,6 +87,7 @@ def png_of(pixels: np.ndarray) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.seconds
 @pytest.mark.browser
 def test_a_picture_shows_the_page_in_light_and_its_errors_are_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser

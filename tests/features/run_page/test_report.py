@@ -114,6 +114,7 @@ def test_missing_file_and_missing_metric_say_what_there_is(tmp_path):
         write_report(write_run(tmp_path, [{"step": 1, "loss": 0.5}]))
 
 
+@pytest.mark.seconds
 def test_command_line_prints_the_table_and_the_pictures_place(tmp_path):
     command = [sys.executable, "-m", "features.run_page.report", str(write_run(tmp_path, steps(3)))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -193,6 +193,7 @@ def test_a_network_namespace_has_no_interface_but_its_own(tmp_path: Path) -> Non
 # --- Processes ---
 
 
+@pytest.mark.seconds
 def test_a_fork_bomb_ends_and_leaves_no_process() -> None:
     needs("processes_contained")
     # It gives up the ties to its caller first.
@@ -420,6 +421,7 @@ OUTLIVES = {
 }
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("trick", OUTLIVES)
 def test_no_snippet_outlives_a_trainer_that_is_killed(
     walls: str, trick: str, tmp_path: Path

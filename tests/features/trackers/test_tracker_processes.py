@@ -85,6 +85,7 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("moment", ["import", "init", "log", "finish"])
 @pytest.mark.parametrize("fault", ["raise RuntimeError('no')", "sys.exit(3)", "os._exit(4)", HANG])
 def test_a_tracker_that_fails_costs_its_own_lines_and_leaves_no_process(

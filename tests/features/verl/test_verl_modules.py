@@ -209,6 +209,7 @@ def test_other_imports_that_fail_keep_their_error(tmp_path: Path) -> None:
         load_extern_object(str(file), "Search")
 
 
+@pytest.mark.seconds
 def test_the_script_writes_the_imports_and_says_what_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(SOURCE)

@@ -79,6 +79,7 @@ def test_every_default_that_differs_is_in_the_table() -> None:
     assert table.keys() <= differing().keys() | NULL_MEANS_NOTHING
 
 
+@pytest.mark.seconds
 def test_the_tables_values_are_the_defaults() -> None:
     for key, (theirs, ours, _) in rows().items():
         if ours == "empty":

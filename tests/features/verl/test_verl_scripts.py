@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.unit.config.helpers import ACTOR, ROLLOUT, load
 from training.config import MicroBatching
 from training.config.loader import ConfigError
@@ -12,6 +14,7 @@ from training.config.loader import ConfigError
 PAIRS = (Path(__file__).parent / "verl_scripts.txt").read_text().splitlines()
 
 
+@pytest.mark.seconds
 def test_every_value_that_verls_scripts_set_loads() -> None:
     refused = []
     for pair in PAIRS:

@@ -84,6 +84,7 @@ def without_times(metrics: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metrics.items() if not any(w in name for w in words)}
 
 
+@pytest.mark.seconds
 def test_every_method_is_called_in_its_phase_and_the_numbers_stay(
     tiny_task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_every_method_is_called_in_its_phase_and_the_numbers_stay(
     assert counts["_update_actor"] == counts["_update_critic"] == counts["_balance_batch"] == 2
 
 
+@pytest.mark.seconds
 def test_what_a_method_returns_is_what_counts(
     tiny_task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_step_is_explained_by_the_settings_that_it_was_made_with(tmp_path: Pat
     assert (recorded.gamma, recorded.lam) == (0.75, 0.125)
 
 
+@pytest.mark.seconds
 def test_the_numbers_of_every_page_are_those_of_the_batch(tmp_path: Path) -> None:
     make_run(tmp_path, Made(steps=2))
     made = pages(make_viewer(tmp_path))
@@ -75,6 +76,7 @@ def test_the_folder_has_every_script_and_style_that_its_page_loads(tmp_path: Pat
     assert "elements.js" in there and there == {*loaded, "manifest.js"}
 
 
+@pytest.mark.seconds
 def test_fates_keep_their_names_and_sentences(tmp_path: Path) -> None:
     make_run(tmp_path, Made(steps=1))
     viewer = make_viewer(tmp_path)
@@ -110,6 +112,7 @@ def test_an_advantage_that_is_not_the_estimators_is_said(tmp_path: Path) -> None
     assert "differ from those recorded by up to 0.5" in page["path"]["notes"][0]
 
 
+@pytest.mark.seconds
 def test_grpos_path_is_score_mean_and_spread(tmp_path: Path) -> None:
     make_run(tmp_path, Made(steps=1))
     viewer = make_viewer(tmp_path)
@@ -202,6 +205,7 @@ def test_the_list_counts_and_marks(tmp_path: Path) -> None:
     assert len({row["task"] for row in rows}) == 4
 
 
+@pytest.mark.seconds
 def test_a_task_is_the_same_over_steps_and_runs(tmp_path: Path) -> None:
     made = Made(steps=2, initial="Find the word in room {1}.")
     make_run(tmp_path / "one", made)
@@ -452,6 +456,7 @@ def test_a_viewer_is_replaced_by_a_newer_one(tmp_path: Path) -> None:
 ODD = (None, 0, -1, 1e400, 10**400, True, "", "x" * 1000, [], {}, [[]], [{}], {"a": [1]}, [None])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{type(odd).__name__} {str(odd)[:9]}")
 def test_an_odd_entry_costs_at_most_its_episode(tmp_path: Path, odd: object) -> None:
     make_run(tmp_path, Made(steps=1, groups=12, members=4))

@@ -48,6 +48,7 @@ def test_a_resumed_run_keeps_the_viewer_that_it_has(tmp_path: Path) -> None:
     assert manifest(tmp_path / "viewer")["episodes"] == 0
 
 
+@pytest.mark.seconds
 def test_it_is_made_again_in_a_process_while_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +65,7 @@ def test_it_is_made_again_in_a_process_while_the_run_goes_on(
     assert watching._process is None, "there is no time for another one yet"
 
 
+@pytest.mark.seconds
 def test_a_process_that_is_stopped_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +79,7 @@ def test_a_process_that_is_stopped_leaves_nothing(
     assert not list(tmp_path.glob("viewer.*"))
 
 
+@pytest.mark.seconds
 def test_records_that_are_many_are_shown_by_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

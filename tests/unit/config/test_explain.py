@@ -18,6 +18,7 @@ from training.config.loader import ConfigError, load_config
 from training.config.reference import reference_yaml
 
 
+@pytest.mark.seconds
 def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("data: {seed: 5}\n")
     loaded = load_config(
@@ -31,6 +32,7 @@ def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:
     assert len(lines) == len(list(leaves(PPOConfig())))
 
 
+@pytest.mark.seconds
 def test_explain_shows_first_what_was_given_and_counts_the_rest(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("data: {seed: 5, train_batch_size: 1024}\n")
     argv = [str(tmp_path / "run.yaml"), "trainer.logger=[file]"]
@@ -70,6 +72,7 @@ print(*sorted({"torch", "tensordict", "transformers"} & sys.modules.keys()))
 """
 
 
+@pytest.mark.seconds
 def test_explaining_a_config_imports_neither_torch_nor_transformers(runnable: list[str]) -> None:
     model, hf = runnable[0], runnable[3]
     argv = [model, hf, "agent.environment.name=gymnasium:FrozenLake-v1", "--explain"]

@@ -351,6 +351,7 @@ def test_a_saved_config_loads_to_an_equal_one(tmp_path: Path) -> None:
     assert config.custom_reward_function.reward_kwargs == {"text": 'yes: "no" # 1'}
 
 
+@pytest.mark.seconds
 def test_reading_a_config_does_not_import_torch() -> None:
     code = "import sys, training.config.loader; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT).returncode == 0

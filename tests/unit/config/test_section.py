@@ -176,6 +176,7 @@ def sections_of(section: Any) -> list[type]:
     ]
 
 
+@pytest.mark.seconds
 def test_every_config_field_has_a_reader() -> None:
     """Counts a field, or a property that derives from fields, as read by `something.name`."""
     folders = ("data", "training", "workers", "custom", "features", "examples")

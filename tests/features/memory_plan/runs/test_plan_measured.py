@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import workers.model.state as model_state
+import workers.model.checkpoint_writer as checkpoint_writer
 from examples.prepare_tiny_prompts import make_tokenizer
 from features.memory_plan.planner import Planner
 from training.building import build_trainer
@@ -141,13 +141,13 @@ def measure(config: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
             if hasattr(group.worker, name):
                 setattr(group.worker, name, measured(getattr(group.worker, name), phase))
     trainer.train_step(next(steps))
-    save = model_state.dcp.save
+    save = checkpoint_writer.dcp.save
 
     def measured_save(*args: Any, **kwargs: Any) -> Any:
         peaks["checkpoint"] = standing() - before
         return save(*args, **kwargs)
 
-    monkeypatch.setattr(model_state.dcp, "save", measured_save)
+    monkeypatch.setattr(checkpoint_writer.dcp, "save", measured_save)
     trainer.save_checkpoint()
     for group in trainer.saver.groups.values():
         group.worker.checkpoint_written(True)
