@@ -153,6 +153,7 @@ def test_without_sequences_it_is_sdpa_and_generates_as_before(tiny_task: Path) -
     assert torch.equal(own.generate(ids, **kwargs), plain.generate(ids, **kwargs))
 
 
+@pytest.mark.seconds
 def test_workers_pack_rows_where_the_model_attends_fully_and_the_engines_model_is_left_alone(
     tiny_task: Path,
 ) -> None:

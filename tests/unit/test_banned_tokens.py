@@ -136,6 +136,7 @@ def spec_of(folder: Path) -> ModelSpec:
     return ModelSpec(ModelConfig(dtype="float32"), str(folder), torch.device("cpu"))
 
 
+@pytest.mark.seconds
 def test_text_bans_nothing_and_placeholders_are_banned_beside_the_users_ids(
     folder: Path, tmp_path: Path
 ) -> None:

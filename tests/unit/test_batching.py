@@ -129,6 +129,7 @@ def padded_tokens(micro_batch, lengths):
     return len(micro_batch) * max(lengths[row] for row in micro_batch)
 
 
+@pytest.mark.seconds
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(5, 80))
 @settings(max_examples=200, deadline=None)
 def test_token_plan_holds_every_row_once_within_the_budget(lengths, budget):

@@ -44,6 +44,7 @@ def test_an_error_waits_for_the_save_under_way_and_stays_what_is_raised(tmp_path
     assert checkpoint_folders.saved_steps(tmp_path) == [1]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("in_step", "saved"), [(True, [1]), (False, [1, 2])])
 def test_an_interrupted_run_ends_its_save_and_saves_a_whole_step(tmp_path, in_step, saved) -> None:
     saver = make_saver(tmp_path)

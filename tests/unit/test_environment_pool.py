@@ -208,6 +208,7 @@ def test_a_ceiling_by_the_walls_clock_does_not_cut_what_the_deadline_allows() ->
         assert ask(pool, "a", "sleep 5").failure == "env_timeout"
 
 
+@pytest.mark.seconds
 def test_without_a_deadline_there_is_no_ceiling_either() -> None:
     with pool_of(step_wall_timeout_s=0.1) as pool:
         start(pool, "a")
@@ -236,6 +237,7 @@ def test_instant_calls_are_timed_without_a_look_at_what_their_thread_waited(
         assert ask(pool, "a", "sleep 0.2").seconds >= 0.1 and looks.total() >= 1
 
 
+@pytest.mark.seconds
 def test_calls_that_sleep_begin_together_though_threads_wake_in_pace() -> None:
     count = 16 * PACED_CALLS
     with pool_of(step_timeout_s=60.0) as pool:
@@ -294,6 +296,7 @@ def test_a_call_that_hangs_gives_its_permit_back() -> None:
         ]
 
 
+@pytest.mark.seconds
 @WORKERS
 @pytest.mark.parametrize(
     ("action", "text"),
@@ -330,6 +333,7 @@ def test_a_crash_names_the_line_of_the_environment() -> None:
         assert "pool_environments.py" in ask(pool, "a", "raise plain").error
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_a_huge_observation_is_cut_and_no_failure(isolation: str) -> None:
     with pool_of(isolation) as pool:
@@ -338,6 +342,7 @@ def test_a_huge_observation_is_cut_and_no_failure(isolation: str) -> None:
         assert not reply.failure and 15_000 < len(reply.messages[0]["content"]) <= 20_000
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("how", "text"), [("exit", "exit code 7"), ("crash", "SIGSEGV"), ("kill", "SIGKILL")]
 )
@@ -349,6 +354,7 @@ def test_the_death_of_a_process_is_a_crash_that_says_how_it_died(how: str, text:
         assert words(ask(pool, "b", "say alive")) == ["alive"]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", ["unpicklable", "unreadable"])
 def test_info_that_cannot_travel_stays_where_it_is(kind: str) -> None:
     with pool_of("process") as pool:
@@ -382,6 +388,7 @@ def test_the_pool_survives_the_death_of_the_process_that_forks_its_workers() -> 
         assert words(ask(pool, "a", "say back")) == ["back"]
 
 
+@pytest.mark.seconds
 def test_an_environment_that_kills_its_parent_ends_no_other_episode() -> None:
     with pool_of("process") as pool:
         for key in ("a", "b"):
@@ -394,6 +401,7 @@ def test_an_environment_that_kills_its_parent_ends_no_other_episode() -> None:
         assert words(ask(pool, "b", "say on")) == ["on"]
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_a_slot_is_reused_after_a_good_episode_and_renewed_after_a_failure(isolation: str) -> None:
     with pool_of(isolation) as pool:
@@ -420,6 +428,7 @@ def test_processes_draw_different_random_numbers() -> None:
         assert len({d[0] for d in drawn}) == len({d[1] for d in drawn}) == 4
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_each_environment_is_closed_once(isolation: str, tmp_path: Path) -> None:
     closes = tmp_path / "closes"
@@ -505,6 +514,7 @@ def test_making_an_agent_counts_for_no_deadline_of_a_step(isolation: str) -> Non
         assert words(ask(pool, "a", "say x")) == ["x"]
 
 
+@pytest.mark.seconds
 @WORKERS
 def test_an_agent_that_cannot_be_made_fails_the_episode_or_the_start(isolation: str) -> None:
     with pool_of(isolation, fail_in="build") as pool:

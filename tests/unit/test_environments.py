@@ -264,6 +264,7 @@ def test_equal_seeds_and_actions_give_equal_episodes_and_no_action_an_exception(
     one.close(), other.close()
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "name", ["textarena:GuessTheNumber-v0", "textarena:2048-v0-3x3", "gymnasium:FrozenLake-v1"]
 )

@@ -94,11 +94,13 @@ def test_a_config_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
     assert load(str(tmp_path / "config.yaml")) == load(f"{NEW}=2")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("first", ["features.supervisor.settings", "features.supervisor.feature"])
 def test_a_features_own_modules_can_be_imported_first(first: str) -> None:
     assert run_python(f"import {first}; from training.config import PPOConfig; PPOConfig()") == ""
 
 
+@pytest.mark.seconds
 def test_reading_every_feature_imports_nothing_but_their_settings() -> None:
     code = (
         "import sys; from training.config import PPOConfig; PPOConfig()\n"
@@ -220,6 +222,7 @@ def test_a_run_that_goes_on_from_an_older_one_has_changed_nothing(tmp_path: Path
 # Older modules.
 
 
+@pytest.mark.seconds
 def test_an_older_module_is_the_module_itself_and_is_said_once() -> None:
     said = run_python(
         "import contrib.supervisor as old\n"
@@ -247,6 +250,7 @@ def test_what_lies_in_an_older_package_is_no_copy() -> None:
     ]
 
 
+@pytest.mark.seconds
 def test_the_folder_that_git_leaves_behind_hides_no_moved_package(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     for package in ("contrib", "custom", "data", "features", "training"):
@@ -259,6 +263,7 @@ def test_the_folder_that_git_leaves_behind_hides_no_moved_package(tmp_path: Path
     assert said == "training.run.alarms is called features.alarms now\n"
 
 
+@pytest.mark.seconds
 def test_a_pickle_of_an_older_module_finds_its_class() -> None:
     run_python(
         "import pickle\n"
@@ -504,6 +509,7 @@ def test_a_new_feature_of_one_file_is_found_with_its_section(tmp_path: Path) -> 
     assert "gpu_seconds.every=7 is too often" in said
 
 
+@pytest.mark.seconds
 def test_the_settings_package_imports_nothing_before_a_name_is_asked_for() -> None:
     run_python(
         "import sys, training.config as config\n"

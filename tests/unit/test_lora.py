@@ -337,6 +337,7 @@ def test_a_model_whose_layers_all_have_adapters_is_told_nothing(
     assert "LoRA" not in caplog.text
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("values", [False, True])
 def test_a_checkpoint_holds_what_trains_and_goes_on_bitwise(
     tiny_task: Path, tmp_path: Path, values: bool

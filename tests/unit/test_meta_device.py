@@ -96,6 +96,7 @@ def test_a_policy_update_reads_only_the_gradients_norm(
 READERS = {"clip_cov", "kl_cov", "bypass_mode"}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("loss_mode", sorted(POLICY_LOSS_REGISTRY.keys() - READERS))
 def test_no_policy_loss_reads_anything(tiny_task: Path, loss_mode: str) -> None:
     policy = actor(
@@ -113,6 +114,7 @@ def test_log_probs_are_read_once_all_are_computed(
     assert first_reader(lambda: policy.compute_log_prob(make_update(), with_entropy)) == "read_rows"
 
 
+@pytest.mark.seconds
 @PACKED_LAYOUTS
 def test_the_critic_reads_its_values_once_and_in_an_update_the_norm(
     tiny_task: Path, layout: str

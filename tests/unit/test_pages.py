@@ -100,6 +100,7 @@ def test_a_page_that_is_named_and_not_there_is_found() -> None:
     ]
 
 
+@pytest.mark.seconds
 def test_every_page_that_a_file_names_is_there() -> None:
     files = text_files()
     assert PROJECT / "training/ray_trainer.py" in files and PROJECT / "Makefile" in files

@@ -172,6 +172,7 @@ def test_a_config_that_cannot_be_read_is_said_and_written_anew(tmp_path, caplog,
     assert not caplog.text and [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
+@pytest.mark.seconds
 def test_a_config_without_room_leaves_the_one_before_and_names_the_file(tmp_path) -> None:
     record_config(tmp_path, PPOConfig(), step=0)
     whole = (tmp_path / "config.yaml").read_text()

@@ -122,6 +122,7 @@ def worst_difference(
     )
 
 
+@pytest.mark.seconds
 def test_an_engine_that_casts_takes_what_was_cast_before_and_what_was_not_alike(engine) -> None:
     rollout, lm, spec = engine
     if not rollout.casts_weights:
@@ -250,6 +251,7 @@ def test_generate_sequences_lays_out_the_documented_fields(engine) -> None:
     )
 
 
+@pytest.mark.seconds
 def test_a_call_has_sampling_of_its_own_and_needs_no_seed(engine) -> None:
     rollout, lm, spec = engine
     prompts = make_prompts(spec)
@@ -292,6 +294,7 @@ def test_every_turn_sample_group_step_and_attempt_has_a_sampling_seed_of_its_own
     assert turn_seed(info | {"validate": True}, again) not in seeds
 
 
+@pytest.mark.seconds
 def test_every_request_carries_a_seed_of_its_own(engine) -> None:
     rollout, _, spec = engine
     recorder = copy.copy(rollout)

@@ -70,6 +70,7 @@ def verbs(model: Model) -> list[str]:
     return [verb for verb, _ in model.asked]
 
 
+@pytest.mark.seconds
 def test_what_the_server_cuts_or_refuses_is_aborted_and_not_an_answer(spec, server, caplog) -> None:
     rollout, prompt = asking(spec, server), encode(spec)[0]
     rollout.submit("cut", prompt, Sampling(max_tokens=200))
@@ -86,6 +87,7 @@ def test_what_the_server_cuts_or_refuses_is_aborted_and_not_an_answer(spec, serv
     assert "is longer than the context (40 tokens)" in caplog.text
 
 
+@pytest.mark.seconds
 def test_a_request_that_is_given_up_ends_and_the_others_go_on(spec, model, server) -> None:
     rollout, prompt = asking(spec, server), encode(spec)[0]
     model.hang = True
@@ -100,6 +102,7 @@ def test_a_request_that_is_given_up_ends_and_the_others_go_on(spec, model, serve
     assert verbs(model).count("abort_request") == 1
 
 
+@pytest.mark.seconds
 def test_end_of_turn_tokens_stop_only_where_they_are_asked_for(spec, model, server) -> None:
     """SGLang's ignore_eos switches stop_token_ids off as well; without it the model's end stops."""
     rollout, prompt = asking(spec, server), encode(spec)[0]
@@ -181,6 +184,7 @@ def test_a_batch_begins_without_what_one_before_left_behind(spec, model, server)
     )
 
 
+@pytest.mark.seconds
 def test_a_cache_that_others_keep_busy_is_reported(spec, model, server, monkeypatch) -> None:
     rollout = asking(spec, server)
     monkeypatch.setattr(sglang_rollout, "FLUSH_S", 0.1)
@@ -197,6 +201,7 @@ def test_a_server_that_is_not_there_is_named_with_what_to_do(spec) -> None:
             asking(spec, url)
 
 
+@pytest.mark.seconds
 def test_a_server_that_dies_ends_the_run_and_is_asked_nothing_again(spec, model) -> None:
     with serving(model) as url:
         rollout = asking(spec, url)
@@ -209,11 +214,13 @@ def test_a_server_that_dies_ends_the_run_and_is_asked_nothing_again(spec, model)
         rollout.begin()
 
 
+@pytest.mark.seconds
 def test_settings_of_a_server_are_its_own_and_not_the_engines(spec, server) -> None:
     with pytest.raises(TypeError, match="mem_fraction"):
         asking(spec, server, mem_fraction=0.3)
 
 
+@pytest.mark.seconds
 def test_the_canaries_read_the_servers_scores(spec, server) -> None:
     rollout, lm = asking(spec, server), spec.causal_lm(trainable=True)
     canary = Canary(rollout.max_model_len, len(spec.tokenizer), lambda messages: [])
@@ -224,6 +231,7 @@ def test_the_canaries_read_the_servers_scores(spec, server) -> None:
     assert measured.maxima["canary/difference"] < 1e-4
 
 
+@pytest.mark.seconds
 def test_requests_run_beside_each_other_and_a_step_does_not_wait_for_all(
     spec, model, server
 ) -> None:

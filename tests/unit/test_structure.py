@@ -166,6 +166,7 @@ def test_core_algos_never_import_config(modules: dict[str, ast.Module]) -> None:
     assert arrows == set()
 
 
+@pytest.mark.seconds
 def test_trainer_update_rollout_and_data_never_import_a_feature(
     modules: dict[str, ast.Module],
 ) -> None:

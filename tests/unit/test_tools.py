@@ -660,6 +660,7 @@ def test_time_is_limited() -> None:
     assert run("while True: pass", timeout_s=1)[0] == "timeout"
 
 
+@pytest.mark.seconds
 def test_a_snippet_that_closes_its_output_is_ended_too() -> None:
     assert (
         run("import os, time\nos.close(1)\nos.close(2)\ntime.sleep(60)", timeout_s=0.5)[0]
@@ -729,6 +730,7 @@ def test_where_the_kernel_has_no_walls_the_snippet_runs(tmp_path: Path) -> None:
     assert (ended.stdout, ended.returncode) == ("42\n", 0)
 
 
+@pytest.mark.seconds
 def test_a_snippet_ends_with_the_process_that_runs_the_tool(tmp_path: Path) -> None:
     code = (
         "import threading, time\n"

@@ -678,6 +678,7 @@ def test_rows_grow_by_prefix_keep_every_sampled_id_and_read_as_the_template_rend
         assert "".join(reads.split()) == "".join(decode(turns, whole).split())
 
 
+@pytest.mark.seconds
 @settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(["smollm2", "qwen2.5", "qwen3", "llama3"]),

@@ -95,6 +95,7 @@ def run_of(
     return run_of
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_computes_what_the_policy_does(
     tmp_path: Path, run_of: Callable[[str], tuple[Path, torch.Tensor]], kind: str
@@ -112,6 +113,7 @@ def test_transformers_computes_what_the_policy_does(
     assert [path for path in tmp_path.iterdir() if path.name != "out"] == []
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_are_bitwise_those_that_a_run_writes_with_hf_model(
@@ -129,6 +131,7 @@ def test_the_weights_are_bitwise_those_that_a_run_writes_with_hf_model(
         assert torch.equal(tensor.to(torch.bfloat16), written[name]), name
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", ["lora", "shared-lora"])
 def test_peft_loads_the_adapters_alone(
     tmp_path: Path, run_of: Callable[[str], tuple[Path, torch.Tensor]], kind: str
@@ -425,6 +428,7 @@ def test_the_card_tells_which_settings_earlier_steps_had(tmp_path: Path, tiny_ta
     assert "elsewhere" not in card
 
 
+@pytest.mark.seconds
 def test_the_card_tells_how_the_model_came_to_be(tmp_path: Path, tiny_task: Path) -> None:
     write_run(tmp_path / "run", tiny_task / "model")
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
@@ -458,6 +462,7 @@ def test_the_card_tells_how_the_model_came_to_be(tmp_path: Path, tiny_task: Path
     assert (tmp_path / "out/curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.seconds
 def test_metrics_of_any_name_and_number_cost_no_export(tmp_path: Path, tiny_task: Path) -> None:
     write_run(tmp_path / "run", tiny_task / "model")
     score, name = "critic/score/mean", r"val-core/$\frac{$<script>/reward/mean@1"

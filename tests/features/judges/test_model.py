@@ -145,6 +145,7 @@ def test_whatever_a_server_does_is_a_model_error_with_its_kind(fault: Any, kind:
     assert len(str(error.value)) < 600
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("fault", [servers.hang, servers.trickle])
 def test_a_server_that_hangs_or_trickles_ends_at_the_deadline(fault: Any) -> None:
     with model_server(fault) as server:
@@ -271,6 +272,7 @@ def slowly(handler: Any, number: int) -> None:
     reply(handler, content=completion(f"answer {number}"))
 
 
+@pytest.mark.seconds
 def test_many_questions_run_side_by_side_up_to_the_limit() -> None:
     with model_server(slowly) as server:
         model = model_at(server.url, max_concurrency=4)
@@ -352,6 +354,7 @@ def test_it_can_be_awaited_in_any_loop_while_others_run() -> None:
         assert ticks >= 0
 
 
+@pytest.mark.seconds
 def test_a_caller_that_gives_up_hangs_up() -> None:
     with model_server(servers.trickle) as server:
         model = model_at(server.url, timeout_s=60.0)

@@ -385,6 +385,7 @@ def test_a_question_to_a_model_beside_the_policy_has_its_reward_told() -> None:
     USAGE.take()
 
 
+@pytest.mark.seconds
 def test_a_retry_that_takes_the_waiting_answer_tells_its_reward_once(served: Served) -> None:
     first = served.send(X_Reward="0.5")
     asked = served.heard(Asked)

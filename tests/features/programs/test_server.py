@@ -118,6 +118,7 @@ def test_a_retry_takes_the_answer_that_waits_and_none_that_was_delivered(served:
     assert served.heard(Asked, 0.3) is None
 
 
+@pytest.mark.seconds
 def test_retries_of_four_at_once_get_four_answers(served: Served) -> None:
     cut_off = [served.send() for _ in range(4)]
     asked = [served.heard(Asked) for _ in range(4)]
@@ -284,6 +285,7 @@ def test_whoever_asks_after_the_end_hears_that_it_has_ended(served: Served) -> N
     assert served.send().getresponse().status == 410
 
 
+@pytest.mark.seconds
 def test_a_program_that_comes_between_two_episodes_waits_for_the_next() -> None:
     """By hand a model is served to one episode after another, all by one token."""
     spec = ProgramSpec(token="lasting")
@@ -388,6 +390,7 @@ def test_requests_of_an_episode_above_its_bound_are_told_so_and_others_are_answe
         assert text_of(again) == "Yes."
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("served", [{"sleeps": 0.5, "reward": "exit_code"}], indirect=True)
 def test_what_an_ended_episode_holds_open_is_closed(served: Served) -> None:
     held = idle_connection(served)

@@ -126,6 +126,7 @@ def test_what_a_killed_trainer_left_goes_with_the_next_start(temporary: Path) ->
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.seconds
 def test_a_folder_goes_whatever_is_in_it(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

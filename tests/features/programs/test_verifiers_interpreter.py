@@ -13,6 +13,7 @@ NO_ANSWER = "did not answer within 1 s when asked for its packages"
 NO_PYTHON = "is no Python: asked for its packages it said "
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("program", "sentence"),
     [

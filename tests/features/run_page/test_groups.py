@@ -22,6 +22,7 @@ def make_seeds(folder: Path, name: str, *settings: str, seeds: int = 3) -> list[
     return runs
 
 
+@pytest.mark.seconds
 def test_runs_that_differ_in_their_seeds_are_one_line_with_a_band(tmp_path: Path) -> None:
     content = content_of(*make_seeds(tmp_path, "run"), page=tmp_path / "report.html")
     [group] = content["groups"]
@@ -31,6 +32,7 @@ def test_runs_that_differ_in_their_seeds_are_one_line_with_a_band(tmp_path: Path
     assert content["differences"]["rows"] == []
 
 
+@pytest.mark.seconds
 def test_groups_are_named_by_what_makes_them_differ(tmp_path: Path) -> None:
     slow = make_seeds(tmp_path, "slow", f"{LR}=0.1", seeds=2)
     fast = make_seeds(tmp_path, "fast", f"{LR}=0.2", seeds=2)

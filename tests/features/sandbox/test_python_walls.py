@@ -479,6 +479,7 @@ FOLDERS = {
 }
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_no_folder_of_a_snippet_stays(
     kind: str, private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

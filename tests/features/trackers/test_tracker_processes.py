@@ -207,6 +207,7 @@ def test_a_run_that_fails_is_told_to_the_tracker(package: Path, tmp_path: Path) 
     assert records(package)[-1] == ["finish", 1]
 
 
+@pytest.mark.seconds
 def test_a_run_that_is_killed_leaves_no_tracker(package: Path, tmp_path: Path) -> None:
     code = (
         "import os, sys, time; from features.trackers import Tracking\n"

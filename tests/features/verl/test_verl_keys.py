@@ -228,6 +228,7 @@ def test_every_key_of_verl_loads_at_its_default_with_a_line_at_most(
     assert len(DEFAULTS) > 900 and refused == wordy == []
 
 
+@pytest.mark.seconds
 def test_verls_defaults_are_within_the_bounds_here(runnable: list[str]) -> None:
     """Leaves out what needs other keys at verl's defaults too, or its machine and files."""
     apart = ("tensor_model_parallel_size", "use_dynamic_bsz", ".path", "_files", "trainer.device")

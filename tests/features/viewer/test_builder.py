@@ -35,6 +35,7 @@ def stages(page: dict[str, object]) -> dict[str, float]:
     return {label: value for label, value, _ in page["path"]["stages"]}
 
 
+@pytest.mark.seconds
 def test_a_step_is_explained_by_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
     words = ["algorithm.gamma=0.5", "algorithm.lam=0.25", "algorithm.use_kl_in_reward=true"]
     first = to_yaml(load_config(words, check=False).config)
@@ -91,6 +92,7 @@ def test_fates_keep_their_names_and_sentences(tmp_path: Path) -> None:
         assert told == [recorded[code] for code in codes]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("estimator", NAMES)
 def test_advantages_computed_again_are_those_recorded(tmp_path: Path, estimator: str) -> None:
     extra = (*Made().extra, "values") if estimator == "gae" else Made().extra
@@ -130,6 +132,7 @@ def test_grpos_path_is_score_mean_and_spread(tmp_path: Path) -> None:
         assert columns["advantages"].max() == pytest.approx(max(advantage, 0), abs=1e-5)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("estimator", ["rloo", "opo", "maxrl"])
 def test_a_path_shows_the_formula_as_registered_and_the_groups_numbers(
     tmp_path: Path, estimator: str
@@ -248,6 +251,7 @@ def test_a_task_is_labelled_whatever_its_record_says(
     assert row["task_name"] == label
 
 
+@pytest.mark.seconds
 def test_damaged_lines_and_files_cost_their_own_episodes(tmp_path: Path) -> None:
     folder = make_run(tmp_path, Made(steps=3))
     lines = (folder / "1.jsonl").read_text().splitlines(keepends=True)
@@ -400,6 +404,7 @@ def test_nobodys_files_are_lost_beside_a_viewer_or_in_it(
     assert "is a file" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 def test_a_link_and_the_folder_that_one_stands_in_may_be_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,6 +450,7 @@ def test_runs_of_one_name_are_told_apart_and_one_run_is_not_taken_twice(
     assert "is given twice" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 def test_a_viewer_is_replaced_by_a_newer_one(tmp_path: Path) -> None:
     folder = make_run(tmp_path, Made(steps=2))
     viewer = make_viewer(tmp_path)

@@ -28,6 +28,7 @@ def test_a_run_that_begins_has_a_viewer_that_says_so(tmp_path: Path) -> None:
     assert told["goes_on"] and told["episodes"] == 0 and told["faults"] == []
 
 
+@pytest.mark.seconds
 def test_a_run_that_ends_has_all_its_episodes(tmp_path: Path) -> None:
     watching = observer(tmp_path)
     watching.run_started(0, ())

@@ -158,6 +158,7 @@ def test_of_a_registration_that_fails_only_that_is_told(
     assert "ZeroDivisionError in line 2" in problem
 
 
+@pytest.mark.seconds
 def test_explain_knows_an_engine_by_its_name_and_tells_that_it_asked_no_more(
     runnable: list[str], own_engine: Callable[..., list[str]]
 ) -> None:

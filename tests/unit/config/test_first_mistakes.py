@@ -172,6 +172,7 @@ def test_chat_messages_that_were_stored_as_text_are_not_trained_on(
         assert checked(runnable, *small) == []
 
 
+@pytest.mark.seconds
 def test_weights_that_were_not_fetched_or_cut_are_told_before_they_are_loaded(
     runnable: list[str],
 ) -> None:

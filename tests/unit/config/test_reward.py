@@ -53,6 +53,7 @@ def anything(**kwargs):
 """
 
 
+@pytest.mark.seconds
 def test_reward_kwargs_that_nobody_takes_are_problems(runnable: list[str], tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(SCORE)
     own, kwargs = (
