@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from tests.zoo.chat_forms import VOCABULARY, make_tokenizer
 
@@ -125,8 +131,10 @@ class Family:
         chat: the form of its conversations, in chat_forms.py.
         keeps_state: a layer keeps a state beside keys and values (linear attention, Mamba,
             convolutions), so that its rows must be padded or cut where its kernels are told to.
+        auto_class: transformers' class that builds a model of a configuration.
     """
 
+    auto_class: ClassVar[Any] = AutoModelForCausalLM
     name: str
     config_class: str
     chat: str
@@ -157,12 +165,27 @@ class Family:
 
     def make(self, folder: Path, seed: int = SEED) -> Path:
         """Writes model and tokenizer to a folder, and returns it."""
+        model = self.build(self.config(), seed)
+        return self.write(folder, model, make_tokenizer(self.chat), seed)
+
+    def build(self, config: PretrainedConfig, seed: int = SEED) -> PreTrainedModel:
+        """Builds a model with drawn weights, in float32."""
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(self.config(), dtype=torch.float32)
+        model = self.auto_class.from_config(config, dtype=torch.float32)
         draw_weights(model, seed)
         model.generation_config.do_sample = False
+        return model
+
+    def write(
+        self,
+        folder: Path,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        seed: int = SEED,
+    ) -> Path:
+        """Writes a model of this family and a tokenizer to a folder, and returns it."""
         model.save_pretrained(folder)
-        make_tokenizer(self.chat).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         return folder
 
 
@@ -177,6 +200,7 @@ class WholeFamily(Family):
         further: shapes of tensors that its files have, and transformers reads into no model.
     """
 
+    auto_class: ClassVar[Any] = AutoModelForImageTextToText
     part: Family
     tower: dict[str, Any]
     placeholders: dict[str, int]
@@ -191,14 +215,19 @@ class WholeFamily(Family):
             **self.settings | self.placeholders,
         )
 
-    def make(self, folder: Path, seed: int = SEED) -> Path:
-        """Writes model and tokenizer to a folder, and returns it."""
-        torch.manual_seed(seed)
-        model = AutoModelForImageTextToText.from_config(self.config(), dtype=torch.float32)
-        draw_weights(model, seed)
-        model.generation_config.do_sample = False
-        model.save_pretrained(folder)
-        make_tokenizer(self.chat).save_pretrained(folder)
+    def for_vllm(self) -> WholeFamily:
+        """Returns the family with a language part in sizes that vLLM's kernels for a CPU know."""
+        return replace(self, part=self.part.for_vllm())
+
+    def write(
+        self,
+        folder: Path,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        seed: int = SEED,
+    ) -> Path:
+        """Writes a model of this family and a tokenizer to a folder, and returns it."""
+        super().write(folder, model, tokenizer, seed)
         file = folder / "model.safetensors"
         tensors = load_file(file)
         generator = torch.Generator().manual_seed(seed)

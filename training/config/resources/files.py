@@ -22,6 +22,7 @@ PREPARED = {
     "outputs/tiny_prompts/task": "examples/prepare_tiny_prompts.py",
     "outputs/smollm2": "examples/prepare_smollm2.py",
     "outputs/gsm8k": "examples/prepare_gsm8k.py",
+    "outputs/qwen3_5_tools": "examples/prepare_zoo_game.py",
 }
 
 
