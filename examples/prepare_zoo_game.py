@@ -27,10 +27,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from look_up_game import HIGHEST, NAMES, LookUp, Numbers
 from prepare_tiny_prompts import completed
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from custom.tools import FamilyParser, ToolCall, ToolRegistry, get_parser
 from custom.tools.chat_form import call_message, under_template
@@ -40,7 +45,7 @@ from tests.zoo.families import FAMILIES, Family, WholeFamily
 from tests.zoo.tool_forms import TOOL_FORMS, ToolForm, make_byte_tokenizer
 
 TURNS = 3
-VOCABULARY = 640
+VOCABULARY = 512
 GAMES = 1000
 STEPS = 300
 BATCH = 16
@@ -170,19 +175,12 @@ def through_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str]:
 def make_tokenizer(form: ToolForm, texts: list[str], placeholders: list[str]) -> Any:
     """Makes a tokenizer of bytes and of what is frequent in some texts, with the form's template.
 
-    Names, numbers and ends of lines are tokens of their own, all between them is soon one.
-
     Args:
         placeholders: special tokens that no text has, which stand for pictures.
     """
     specials = [*form.specials, *placeholders]
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex("|".join([*NAMES, "[0-9]", "\\n"])), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
@@ -199,6 +197,25 @@ def make_tokenizer(form: ToolForm, texts: list[str], placeholders: list[str]) ->
         extra_special_tokens=[special for special in specials if special != form.stops[0]],
         chat_template=form.template,
     )
+
+
+def read_back(made: Any, config: PretrainedConfig, place: Path, text: str) -> Any:
+    """Returns a tokenizer as a run reads it: by the model's type, which may split texts otherwise.
+
+    Args:
+        place: where it is written, with the configuration.
+        text: that it must keep.
+    """
+    made.save_pretrained(place)
+    config.save_pretrained(place)
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    kept = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
+    if kept != text:
+        sys.exit(
+            f"the tokenizer class of {config.model_type}, {type(tokenizer).__name__}, does not "
+            f"read a tokenizer of bytes: {text[-40:]!r} becomes {kept[-40:]!r}; take another family"
+        )
+    return tokenizer
 
 
 def shallow(family: Family) -> Family:
@@ -275,12 +292,15 @@ def prepare(folder: Path, family: Family, form: ToolForm, seed: int, steps: int 
     for number in range(GAMES):
         player.play(number)
     texts = [turn.seen + turn.written for turns in player.games for turn in turns]
-    tokenizer = make_tokenizer(form, texts, list(placeholders.values()))
-    model = family.build(fit_config(family, tokenizer, placeholders), seed)
-    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(list(form.stops))
-    warm_up(model, make_rows(tokenizer, player.games), steps)
     with completed(folder) as temporary:
-        family.write(temporary / "model", model, tokenizer)
+        place = temporary / "model"
+        made = make_tokenizer(form, texts, list(placeholders.values()))
+        config = fit_config(family, made, placeholders)
+        tokenizer = read_back(made, config, place, texts[0])
+        model = family.build(config, seed)
+        model.generation_config.eos_token_id = made.convert_tokens_to_ids(list(form.stops))
+        warm_up(model, make_rows(tokenizer, player.games), steps)
+        family.write(place, model, made)
 
 
 if __name__ == "__main__":
