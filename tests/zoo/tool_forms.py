@@ -8,6 +8,7 @@ bytes and the form's special tokens, so that any text is what it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -144,7 +145,7 @@ DEEPSEEK = (
     "<think>",
     "</think>",
 )
-DEEPSEEK_TURNS = {
+DEEPSEEK_TURNS: dict[str, Any] = {
     "begins": "<｜begin▁of▁sentence｜>",
     "user": "<｜User｜>{{ m.content }}",
     "assistant": "<｜Assistant｜>",
