@@ -280,7 +280,7 @@ if __name__ == "__main__":
     try:
         code = main(sys.argv[1:])
     except SystemExit as end:
-        # Of `--help`.
+        # `--help` ends here.
         code = end.code if isinstance(end.code, int) else 1
     finally:
         end_at_signals(code)

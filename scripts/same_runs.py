@@ -23,7 +23,7 @@ CORRECTION = "algorithm.rollout_correction"
 GAME = "configs/quickstart.yaml"
 PROMPTS = "configs/tiny_prompts.yaml"
 PROGRAM = "configs/quickstart_program.yaml"
-# Of every run; those of a run follow and win.
+# Settings of every run; those of a run follow and win.
 COMMON = (
     "data.train_batch_size=4",
     "data.seed=7",

@@ -383,7 +383,7 @@ class PPOTrainer:
     def _begin_update(self, generated: GeneratedStep) -> tuple[DataProto, Metrics]:
         """Marks the update as begun; returns batch, groups that are too old masked, and metrics."""
         self.position = generated.position
-        # What is written meanwhile is to be there where the rest of the step fails.
+        # The rest of the step may fail: what is written meanwhile stays.
         self.saver.poll()
         self.in_step = True
         staleness = self.step_source.mask_stale_groups(generated.batch, self.global_steps)

@@ -45,8 +45,7 @@ from workers.ranks.process_groups import world_size
 
 # A loss, and its metrics.
 Loss = tuple[Tensor, dict[str, Any]]
-# Of the importance weights' metrics those that are means over tokens, which micro-batches add up
-# to.
+# These metrics of the importance weights are means over tokens, which micro-batches add up to.
 WEIGHT_MEANS = ("rollout_is_mean", "rollout_is_oob_ratio")
 
 

@@ -465,7 +465,7 @@ def never_sample(token_ids: Sequence[int], model: nn.Module) -> None:
 
     def compute_logits(*args: Any, **kwargs: Any) -> Any:
         logits = compute(*args, **kwargs)
-        # Of several ranks the first may have them alone.
+        # The first of several ranks may have them alone.
         if logits is None:
             return None
         return logits.index_fill(-1, banned.to(logits.device), -torch.inf)

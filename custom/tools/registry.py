@@ -41,7 +41,7 @@ from data.warn_once import warn_once
 # Calls of one tool that have run into its deadline and still run; while there are so many it is not
 # called again.
 MAX_HANGING = 4
-# What a model can write in a call, and chat APIs take: letters, digits and these signs.
+# A model can write these signs in a call, and chat APIs take them, beside letters and digits.
 TOOL_NAME = re.compile(r"[\w.:/-]+")
 # Characters of an invented tool's name that the model is shown.
 MAX_NAME_CHARS = 100

@@ -17,7 +17,7 @@ from custom.tools.calls import ToolCall, WrittenValue
 from custom.tools.families.family import FamilyParser, ReadTurn, TemplateFacts
 
 PREFIX = "vllm:"
-# What a marker looks like: <…> or […] in capitals.
+# A marker looks like <…>, or […] in capitals.
 _MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 

@@ -173,7 +173,7 @@ class Recall:
         self, asked: AskedCompletion, answered: AnsweredCompletion, before: str
     ) -> AnsweredCompletion:
         """Remembers an answer that a client gets."""
-        # Of ids that are to be continued no messages are known.
+        # A request that continues ids has no messages.
         if asked.messages:
             self._remember(asked.speaker, before, answered)
         return answered

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 # How metrics.jsonl writes numbers that JSON has no form for.
 NOT_FINITE = ("nan", "inf", "-inf")
-# Of a metrics.jsonl: more than a step's line.
+# A line of metrics.jsonl is shorter than this.
 LAST_BYTES = 1 << 20
 # No run gets further.
 LAST_STEP = 2**31 - 1

@@ -45,7 +45,7 @@ VALUE_LOSS_FIELDS: tuple[str, ...] = ("values", "returns", "episode_share")
 
 POLICY_UPDATE_FIELDS = FORWARD_FIELDS + POLICY_LOSS_FIELDS
 VALUE_UPDATE_FIELDS = FORWARD_FIELDS + VALUE_LOSS_FIELDS
-# Of a policy that has the values (critic.share_backbone).
+# A policy that has the values (critic.share_backbone) needs both.
 POLICY_AND_VALUE_UPDATE_FIELDS = tuple(dict.fromkeys(POLICY_UPDATE_FIELDS + VALUE_LOSS_FIELDS))
 
 

@@ -135,7 +135,7 @@ class PolicyModel(nn.Module):
         )
         outputs = [log_probs]
         if entropies is not None:
-            # Of "squares" two rows.
+            # "squares" gives two rows.
             outputs.extend(torch.atleast_2d(entropies))
         if self.value_head is not None:
             outputs.append(self.value_head(states).float().squeeze(-1))
