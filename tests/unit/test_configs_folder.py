@@ -58,8 +58,9 @@ def test_the_agents_config_wants_an_environment_and_a_model_alone(
         "agent.max_turn_tokens=8",
     ]
     given = ["agent.environment.path=my_env.py", "agent.environment.cls=MyEnv"]
-    model = f"actor_rollout_ref.model.path={tiny_task}/model"
-    config = load_config([base, vllm, *lengths, *given, model]).config
+    # The other loggers are a feature's.
+    model = [f"actor_rollout_ref.model.path={tiny_task}/model", "trainer.logger=[console]"]
+    config = load_config([base, vllm, *lengths, *given, *model]).config
     assert (config.algorithm.adv_estimator, config.environments[0].cls) == ("grpo", "MyEnv")
     assert load_config([base], check=False).config.data.row_length == 4096
     with pytest.raises(ConfigError) as caught:
@@ -79,5 +80,6 @@ def test_the_quickstarts_configs_pass_every_check_on_the_tiny_task(tiny_task: Pa
                 str(PROJECT / f"configs/{name}.yaml"),
                 *files,
                 f"actor_rollout_ref.model.path={tiny_task}/model",
+                "trainer.logger=[console]",
             ]
         )

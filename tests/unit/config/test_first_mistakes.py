@@ -108,14 +108,14 @@ def test_home_and_variables_are_read_in_paths_to_read_and_to_write(
         "data.train_files=$PLACE/train.jsonl",
         "data.val_files=~/val.jsonl",
         "trainer.default_local_dir=~/run",
-        "records.folder=$PLACE/episodes",
+        "trainer.rollout_data_dir=$PLACE/episodes",
     ]
     assert checked(runnable, *paths) == []
     config = load(*runnable, *paths)
     assert config.data.train_files == (str(tmp_path / "train.jsonl"),)
     assert config.data.val_files == (str(tmp_path / "val.jsonl"),)
     assert config.trainer.run_dir == str(tmp_path / "run")
-    assert config.records.folder == str(tmp_path / "episodes")
+    assert config.trainer.rollout_data_dir == str(tmp_path / "episodes")
 
 
 def test_what_is_no_file_is_told_by_the_form_of_its_path(
