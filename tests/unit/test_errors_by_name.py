@@ -37,9 +37,7 @@ def test_a_template_that_is_no_jinja_is_told_as_that(
     with pytest.raises(ValueError, match="has a syntax error in line"):
         TurnTokens(tokenizer, template_kwargs={}, eos_token_ids=[tokenizer.eos_token_id])
     with pytest.raises(ConfigError, match="has a syntax error in line"):
-        build_trainer(
-            tiny_config(tiny_task, tmp_path / "run", "trainer.logger=[console]"), tokenizer
-        )
+        build_trainer(tiny_config(tiny_task, tmp_path / "run"), tokenizer)
 
 
 def test_a_template_of_the_config_is_told_by_its_key(tiny_task: Path) -> None:

@@ -415,6 +415,23 @@ def test_the_older_name_that_was_meant_is_told(moved: None) -> None:
     assert problem.endswith(f"Did you mean {OLD}, which is called {NEW} now?")
 
 
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("replay_episodes", "records"),
+        ("gallery", "records"),
+        ("learn_runs", "run_page"),
+        ("verl_imports", "verl"),
+    ],
+)
+def test_a_script_that_works_on_what_a_feature_makes_names_the_folder(
+    script: str, name: str, no_features: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, f"scripts.{script}", raising=False)
+    with pytest.raises(ImportError, match=f"is a part of features/{name}, which is not here"):
+        importlib.import_module(f"scripts.{script}")
+
+
 def test_an_option_of_an_absent_feature_names_the_folder(no_features: Path) -> None:
     from training.modes import chosen_mode, describe_missing_mode
 

@@ -284,8 +284,9 @@ def test_the_engines_cache_wakes_after_the_policy_has_left_the_device(
     tiny_task, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr("workers.hf_rollout.HFRollout", NotingEngine)
-    offload = "actor_rollout_ref.actor.fsdp_config.param_offload=true"
-    config = tiny_config(tiny_task, tmp_path, offload, "trainer.logger=[console]")
+    config = tiny_config(
+        tiny_task, tmp_path, "actor_rollout_ref.actor.fsdp_config.param_offload=true"
+    )
     worker = NotingWorker(config, "actor_rollout")
     worker.init_model(10, config.batch_plan)
     synced = ["wake weights", "actor there", "update", "actor gone", "wake kv_cache"]
