@@ -11,7 +11,9 @@ from custom.env_calls import reset_environment, step_environment
 from custom.env_dataset import CustomEnvDataset
 from custom.env_factory import make_environment
 from features.adapters.gymnasium_spaces import space_to_text
+from tests.unit.config.helpers import checked
 from tests.unit.test_environments import assert_threads_play_alike, equal_seeds_give_equal_episodes
+from training.config import AgentConfig, EnvironmentChoice, PPOConfig
 
 GAMES = [
     ("gymnasium:FrozenLake-v1", {}),
@@ -228,3 +230,34 @@ def test_a_file_that_names_a_game_without_its_library_is_told_the_libraries(tmp_
     file.write_text('{"environment": "FrozenLake"}')
     with pytest.raises(ValueError, match="'FrozenLake' is unknown; allowed: gymnasium:…"):
         CustomEnvDataset(data_files=[str(file)])
+
+
+@pytest.mark.seconds
+def test_an_adapter_fills_the_specs_template_with_its_own_fields():
+    spec = AgentSpec(
+        "reasoning_gym:chain_sum", {"max_terms": 2}, prompt_template="{name}: {question}"
+    )
+    assert spec.build().reset(1)[0]["content"].startswith("chain_sum: State")
+
+
+def test_the_library_of_a_name_that_is_nearly_its_is_offered(runnable):
+    (problem,) = checked(runnable, "agent.environment.name=gym:FrozenLake-v1")
+    assert problem.endswith("there is no gym. Did you mean 'gymnasium:FrozenLake-v1'?")
+
+
+def home(name, **settings):
+    own = EnvironmentChoice(name=name, **settings)
+    made = PPOConfig(agent=AgentConfig(environment=own)).environment_home
+    return made.isolation, made.network, made.memory_gb
+
+
+def test_libraries_that_run_texts_live_in_processes_without_network_by_default():
+    assert home("reasoning_gym:chain_sum") == ("process", False, 4.0)
+    assert home("textarena:Sokoban-v0") == ("process", False, 4.0)
+    assert home("verifiers:mine") == ("process", True, 4.0)
+    assert home("gymnasium:Taxi-v4") == ("thread", True, None)
+    assert home("textarena:Sokoban-v0", isolation="thread", network=True, memory_gb=1.0) == (
+        "thread",
+        True,
+        1.0,
+    )

@@ -271,7 +271,5 @@ def test_an_environment_that_hands_its_methods_on_is_taken(
 def test_the_names_of_environments_lead_to_the_right_key(runnable: list[str]) -> None:
     (problem,) = checked(runnable, f"{ENVIRONMENT}.name=Game")
     assert problem.endswith(f"{ENVIRONMENT}.path=FILE.py and {ENVIRONMENT}.cls=CLASS")
-    (problem,) = checked(runnable, f"{ENVIRONMENT}.name=gym:FrozenLake-v1")
-    assert problem.endswith("there is no gym. Did you mean 'gymnasium:FrozenLake-v1'?")
     (problem,) = checked(runnable, f"{ENVIRONMENT}={{path: game.py, name: Game}}")
     assert problem.endswith(f"give one of them; the class in a file is {ENVIRONMENT}.cls")
