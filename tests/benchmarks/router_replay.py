@@ -31,10 +31,10 @@ from workers.rollout.engine import Sampling
 from workers.rollout.episode import Row
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
-PROMPTS = 16
-SAMPLES = 8
+PROMPTS = 12
+SAMPLES = 6
 PROMPT_LENGTH = 48
-ANSWER = 96
+ANSWER = 48
 SIZES = {
     "num_hidden_layers": 6,
     "num_experts": 16,
@@ -131,13 +131,13 @@ def run(family: Family, engine_name: str, dtype: str, folder: Path) -> list[tupl
     found = []
     for name, batch in (("without replay", without), ("with replay", data)):
         log_probs, _ = actor.compute_log_prob(batch)
-        mismatch = measure(
-            log_probs, data.batch["rollout_log_probs"], data.batch["response_mask"]
-        )
+        mismatch = measure(log_probs, data.batch["rollout_log_probs"], data.batch["response_mask"])
         found.append((name, mismatch))
     data.batch["advantages"] = torch.zeros(data.batch["responses"].shape)
     metrics = actor.update_policy(data)
-    print(f"choices that differ: {metrics['actor/router_replay_differing']:.4f} of tokens and layers")
+    print(
+        f"choices that differ: {metrics['actor/router_replay_differing']:.4f} of tokens and layers"
+    )
     print(f"tokens without a choice: {metrics['actor/router_replay_absent']:.4f}")
     return found
 

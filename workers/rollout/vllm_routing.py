@@ -3,7 +3,7 @@
 On CUDA `enable_return_routed_experts` adds to a finished request (tokens, all decoder layers, k),
 prompt included, also where the prompt was found in the cache. That needs the second of vLLM's model
 runners and its cache of prefixes; a CPU has the first one, which knows nothing of it. There the
-choices are kept here, by the place of the cache in which a token's keys lie: whoever finds another's
+choices are kept here, by the place in the cache where a token's keys lie: who finds another's
 prefix in the cache finds its choices as well.
 
 Invariant: what is read of a request are the choices with which its keys in the cache were computed.
