@@ -181,7 +181,7 @@ class DataParallelPPOActor(UpdateLoop):
             loss = loss + config.kl_loss_coef * kl_loss
             metrics["actor/kl_loss"] = kl_loss / ranks
         metrics.update(weight_metrics)
-        if inputs.router_pass is not None:
+        if "routed_experts" in micro.batch:
             metrics.update(self._measure_routing(inputs, mask, counts))
 
         # Where the policy's model has values (critic.share_backbone).

@@ -31,16 +31,18 @@ from workers.rollout.engine import Sampling
 from workers.rollout.episode import Row
 from workers.weight_sync.manifest import iter_weights, weight_manifest
 
-PROMPTS = 12
+PROMPTS = 8
 SAMPLES = 6
 PROMPT_LENGTH = 48
 ANSWER = 48
 SIZES = {
-    "num_hidden_layers": 6,
-    "num_experts": 16,
+    "num_hidden_layers": 8,
+    "num_experts": 64,
     "num_experts_per_tok": 4,
     "max_position_embeddings": 4096,
 }
+# Experts' outputs are made so much larger, so that it matters which of them computes.
+EXPERTS_MATTER = 4.0
 # A difference of log-probs that counts as large, in nats.
 LARGE = 0.1
 
@@ -112,6 +114,10 @@ def run(family: Family, engine_name: str, dtype: str, folder: Path) -> list[tupl
     config = ModelConfig(path=str(folder), dtype=dtype, enable_gradient_checkpointing=False)
     spec = ModelSpec(config, str(family.make(folder)), torch.device("cpu"))
     lm = spec.causal_lm(trainable=True)
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if name.endswith("experts.down_proj"):
+                parameter.mul_(EXPERTS_MATTER)
     engine = build_engine(engine_name, spec, dtype)
     weights = iter_weights(lm, getattr(torch, dtype), casts=not engine.casts_weights)
     engine.update_weights(weights, weight_manifest(lm))
