@@ -31,6 +31,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from custom.env import BadRewardFunction, Message
 from custom.model_usage import Counts, add_counts
 from data.turn_tokens import Conversation, TemplateRefusal, Tools, TurnTokens
@@ -67,6 +69,8 @@ class Row:
         spans: what was sampled.
         reward_at: a reward by its position in the response.
         speaker: whose turns they are.
+        routed_experts: the engine's choices for the row's tokens from the first on, as far as it
+            said; see `Completion`. A token keeps those of the turn in which it was computed first.
     """
 
     prompt_ids: list[int]
@@ -75,6 +79,7 @@ class Row:
     spans: list[Span] = field(default_factory=list)
     reward_at: dict[int, float] = field(default_factory=dict)
     speaker: Speaker = NOBODY
+    routed_experts: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
     def token_ids(self) -> list[int]:
@@ -97,6 +102,22 @@ class Row:
         for version, first, end in completion.versions or (whole,):
             if end > first:
                 self.spans.append(Span(start + first, start + end, turn, version))
+        if completion.routed_experts is not None:
+            self._learn_experts(completion.routed_experts)
+
+    def _learn_experts(self, told: np.ndarray) -> None:
+        """Adds what the engine chose for tokens that came since it said so last.
+
+        The row's last token was sampled, and not computed.
+        """
+        computed = len(self.prompt_ids) + len(self.ids) - 1
+        if len(told) < computed:
+            return
+        if self.routed_experts is None:
+            self.routed_experts = told[:computed]
+        else:
+            added = told[len(self.routed_experts) : computed]
+            self.routed_experts = np.concatenate([self.routed_experts, added])
 
     def append_tokens(self, token_ids: list[int], log_probs: list[float] | None = None) -> None:
         """Adds tokens; without log-probs nobody sampled them."""
@@ -107,6 +128,8 @@ class Row:
         """Forgets the response behind so many tokens; no span may reach over the cut."""
         del self.ids[length:]
         del self.log_probs[length:]
+        if self.routed_experts is not None:
+            self.routed_experts = self.routed_experts[: len(self.prompt_ids) + length]
         self.spans = [span for span in self.spans if span.end <= length]
         self.reward_at = {place: paid for place, paid in self.reward_at.items() if place < length}
 

@@ -211,6 +211,11 @@ class CoreConfig(Section):
     # Sections with what they take over from others.
 
     @property
+    def replays_routing(self) -> bool:
+        """Returns whether the policy computes with the experts that the engine chose."""
+        return self.actor_rollout_ref.actor.router_replay.mode == "R3"
+
+    @property
     def resolved_rollout(self) -> RolloutConfig:
         """Returns the rollout's section with what it takes over from the data section filled in."""
         rollout = self.actor_rollout_ref.rollout
@@ -220,6 +225,7 @@ class CoreConfig(Section):
             response_length=rollout.response_length or self.data.max_response_length,
             max_model_len=self.max_model_len,
             free_cache_engine=sleeps,
+            enable_rollout_routing_replay=self.replays_routing,
         )
 
     @property
