@@ -8,11 +8,7 @@ a process of its own: what one leaves in vLLM's globals reaches no other.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,7 @@ import torch
 from torch import nn
 
 from tests.zoo import proofs
-from tests.zoo.families import Family
+from tests.zoo.families import Family, WholeFamily
 from tests.zoo.proofs import ANSWERS, ENGINE_TOLERANCE, OPTIM, Subject, prompt, vocabulary_of
 from training.config import ModelConfig, RolloutConfig
 from workers.model.builder import ModelSpec
@@ -74,7 +70,8 @@ def tolerance_of(dtype: str) -> float:
 
 def dtype_of(family: Family) -> str:
     """Names the type in which vLLM has kernels for a family on a CPU."""
-    return "bfloat16" if "linear_conv_kernel_dim" in family.settings else "float32"
+    settings = family.part.settings if isinstance(family, WholeFamily) else family.settings
+    return "bfloat16" if "linear_conv_kernel_dim" in settings else "float32"
 
 
 def load(family: Family, folder: Path) -> Subject:
@@ -206,9 +203,6 @@ def exported_is_policy(subject: Subject, folder: Path) -> float:
     return gap_of(reader)
 
 
-# A process for each.
-
-
 def prepare() -> None:
     """Imports what every family's process needs, once."""
     set_engine_environment()
@@ -217,29 +211,3 @@ def prepare() -> None:
 
     # Whether vLLM can import a model's class it tries in a process of its own: ours is one.
     registry._run_in_subprocess = lambda inspect: inspect()
-
-
-def in_own_process(prove_it: Callable[[], Proved]) -> Proved | str:
-    """Makes the proofs in a process of their own; returns them, or what was raised."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        answer: dict[str, Any] = {}
-        try:
-            answer["proved"] = asdict(prove_it())
-        # Whatever is raised is what is told of the family.
-        except BaseException as error:
-            answer["refused"] = " ".join(str(error).split()) or type(error).__name__
-        os.write(writing, json.dumps(answer).encode())
-        sys.stdout.flush()
-        # Without the parent's own cleanups.
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as stream:
-        content = stream.read()
-    os.waitpid(child, 0)
-    answer = json.loads(content or b"{}")
-    if "proved" in answer:
-        return Proved(**answer["proved"])
-    return answer.get("refused", "its process died")
