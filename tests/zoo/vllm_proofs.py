@@ -77,7 +77,7 @@ def dtype_of(family: Family) -> str:
 def load(family: Family, folder: Path) -> Subject:
     """Loads a folder that `Family.make` wrote, with an engine of vLLM's."""
     dtype = dtype_of(family)
-    config = ModelConfig(dtype=dtype, enable_gradient_checkpointing=False)
+    config = ModelConfig(path=str(folder), dtype=dtype, enable_gradient_checkpointing=False)
     spec = ModelSpec(config, str(folder), torch.device("cpu"))
     lm = spec.causal_lm(trainable=True)
     engine = build_engine(spec)
@@ -139,12 +139,25 @@ def prove(family: Family, folder: Path) -> Proved:
     """Makes every proof of a family with vLLM, in a folder for its files.
 
     Raises:
-        ValueError: the start of a run refuses it.
-        AssertionError: a tensor did not move, or the engine had it before it was sent.
+        ValueError, or what vLLM raises: the start of a run refuses it.
+        AssertionError: what follows the start failed.
     """
     family = family.for_vllm()
     subject = load(family, family.make(folder / "model"))
     try_engine(subject)
+    try:
+        return prove_started(subject, folder)
+    except Exception as error:
+        raise AssertionError(f"{type(error).__name__}: {error}") from error
+
+
+def prove_started(subject: Subject, folder: Path) -> Proved:
+    """Makes the proofs of what started.
+
+    Raises:
+        AssertionError: a tensor did not move, or the engine had it before it was sent.
+    """
+    family = subject.family
     [model_class] = engine_of(subject).apply_model(lambda model: type(model).__name__)
     before, again = engine_twice(subject)
     unmoved = proofs.update(subject)
@@ -192,7 +205,10 @@ def shared_with(subject: Subject) -> list[str]:
 
 
 def exported_is_policy(subject: Subject, folder: Path) -> float:
-    """Exports the policy; measures how far vLLM, which reads the folder alone, is from it."""
+    """Exports the policy; measures how far vLLM, which reads the folder alone, is from it.
+
+    Where vLLM is sent a language part in place of reading a folder, it is sent the folder's.
+    """
     from features.export.export import export
 
     run = folder / "run"
@@ -200,6 +216,8 @@ def exported_is_policy(subject: Subject, folder: Path) -> float:
     export(run, folder / "out")
     spec = replace(subject.spec, path=str(folder / "out"))
     reader = replace(subject, engine=build_engine(spec))
+    if not reader.engine.reads_folder:
+        replace(reader, lm=spec.causal_lm(trainable=False)).sync()
     return gap_of(reader)
 
 
