@@ -64,8 +64,10 @@ class KeptParts:
         return self.parts.get(f"{name}/{way}")
 
     def keep(self, name: str, way: str, part: Part) -> None:
-        """Keeps a part, in the file too."""
-        self.parts[f"{name}/{way}"] = part
+        """Keeps a part, in the file too; what failed is proved again the next time."""
+        self.parts.pop(f"{name}/{way}", None)
+        if not part.failed:
+            self.parts[f"{name}/{way}"] = part
         content = {
             "basis": self.basis,
             "parts": {key: asdict(each) for key, each in self.parts.items()},
