@@ -147,7 +147,9 @@ class vLLMRollout(BaseRollout):
         try:
             engine_args = EngineArgs(**args)
             make_room_for_experts(engine_args)
-            with vllm_repairs.kept_classes() as own_classes, mended:
+            content = spec.hf_config.get_text_config().to_dict()
+            alike = vllm_repairs.built_as_by_transformers(content)
+            with vllm_repairs.kept_classes() as own_classes, mended, alike:
                 engine = LLMEngine.from_engine_args(engine_args)
         except (NotImplementedError, AttributeError, AssertionError) as error:
             raise ValueError(

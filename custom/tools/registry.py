@@ -1,7 +1,7 @@
 """The tools that a model may call, by name, and the execution of single calls.
 
 Invariant: no call raises, whatever the model wrote and whatever a tool did. A call that fails
-becomes an observation that says why, under one of five kinds: unknown_tool, bad_json,
+becomes an observation that says why, under one of six kinds: unknown_tool, bad_json, cut,
 bad_arguments, exception, timeout. Only the environment's own failures pass through, since they end
 the episode.
 """

@@ -35,6 +35,7 @@ import numpy as np
 
 from custom.env import BadRewardFunction, Message
 from custom.model_usage import Counts, add_counts
+from data.cut_text import CutText
 from data.turn_tokens import Conversation, TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
 from workers.rollout.engine import Completion, Sampling, VersionSpan, copy_with
@@ -377,7 +378,8 @@ def take_turns(
             episode.turns.append(turn)
             if completion.finish_reason == "length" and limits.room(episode.row) <= 0:
                 return "overflow", ""
-            reply = yield from ask(episode, "step", text)
+            is_cut = completion.finish_reason == "length"
+            reply = yield from ask(episode, "step", CutText(text) if is_cut else text)
             turn.reply = reply
             episode.add_reward(reply.reward or 0.0)
             if reply.done:
