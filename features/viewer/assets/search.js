@@ -115,12 +115,14 @@
   }
 
   // Looks into the texts of candidates, those of one file after the other; calls `progress` after
-  // each file. Episodes that do not hold the text are candidates no longer.
-  viewer.verify = async function (found, order, progress, isCurrent) {
+  // each file. Episodes that do not hold the text are candidates no longer. Where a row `isShown`,
+  // it says where it holds the text, too.
+  viewer.verify = async function (found, order, { isShown, progress, isCurrent }) {
     const table = viewer.table;
     const pages = new Map();
     for (const i of order) {
-      if (!found.candidates[i] || found.looked[i]) continue;
+      if (!found.candidates[i]) continue;
+      if (found.looked[i] && (!isShown || found.snippets.has(i))) continue;
       if (!pages.has(table.text_page[i])) pages.set(table.text_page[i], []);
       pages.get(table.text_page[i]).push(i);
     }
@@ -132,16 +134,17 @@
       const file = await coming.shift();
       if (!isCurrent()) return;
       if (k + READ_AHEAD < numbers.length) coming.push(texts(numbers[k + READ_AHEAD]));
-      lookInto(found, file, pages.get(numbers[k]));
+      lookInto(found, file, isShown ? pages.get(numbers[k]) : []);
       progress();
     }
   };
 
-  // Looks into all texts of a file at once, and says of the rows that ask which of them hold it.
-  function lookInto(found, { header, arrays }, rows) {
+  // Looks into all texts of a file at once; of the rows that are `shown` it says where they hold it.
+  function lookInto(found, { header, arrays }, shown) {
     const { ends } = arrays;
     const whole = textOf(arrays);
-    const folded = viewer.fold(whole);
+    // Small letters of ASCII are as long as large ones, and need no further look.
+    const folded = arrays.ascii ? whole.toLowerCase() : viewer.fold(whole);
     const places = new Map();
     let place = folded.indexOf(found.folded);
     let k = 0;
@@ -151,10 +154,13 @@
       // One place of an episode is enough.
       place = folded.indexOf(found.folded, ends[k]);
     }
-    for (const i of rows) {
+    for (let i = header.first; i < header.first + ends.length; i += 1) {
       found.looked[i] = 1;
-      if (places.has(i)) found.snippets.set(i, snippetOf(whole, places.get(i), found.text.length));
-      else found.candidates[i] = 0;
+      if (!places.has(i)) found.candidates[i] = 0;
+    }
+    for (const i of shown) {
+      const at = places.get(i);
+      if (at !== undefined) found.snippets.set(i, snippetOf(whole, at, found.text.length));
     }
   }
 
