@@ -86,21 +86,56 @@ def plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
+def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the header and the arrays that `pack` was given."""
+    start = 4 + int.from_bytes(packed[:4], "little")
+    header = json.loads(packed[4:start])
+    arrays: dict[str, np.ndarray] = {}
+    for name, entry in header.pop("arrays").items():
+        if isinstance(entry, str):
+            arrays[name] = arrays[entry]
+            continue
+        dtype, entries, position, repeated = entry
+        array = np.frombuffer(packed, dtype=dtype, count=entries, offset=start + position)
+        arrays[name] = np.repeat(array, repeated) if repeated else array
+    return header, arrays
+
+
 class DataFolder:
-    """Writes the data files of a viewer, and counts their bytes."""
+    """Writes the data files of a viewer, each at once: a page never reads half of one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.bytes_written = 0
         self._made: set[Path] = set()
+
+    def path(self, name: str) -> Path:
+        """Returns FOLDER/NAME.js."""
+        return self.folder / f"{name}.js"
 
     def write(self, name: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Writes FOLDER/NAME.js."""
         packed = zlib.compress(pack(header, arrays), level=1)
         text = f'viewerData("{name}","{base64.b64encode(packed).decode()}");\n'
-        path = self.folder / f"{name}.js"
+        path = self.path(name)
         if path.parent not in self._made:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._made.add(path.parent)
-        path.write_text(text)
-        self.bytes_written += len(text)
+        beginning = path.with_suffix(".tmp")
+        beginning.write_text(text)
+        beginning.replace(path)
+
+    def read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Reads back what `write` wrote.
+
+        Raises:
+            ValueError: the file holds something else.
+        """
+        text = self.path(name).read_text()
+        beginning, end = f'viewerData("{name}","', '");\n'
+        if not text.startswith(beginning) or not text.endswith(end):
+            raise ValueError(f"{self.path(name)} is no data file of a viewer")
+        packed = base64.b64decode(text[len(beginning) : -len(end)])
+        try:
+            return unpack(zlib.decompress(packed))
+        except zlib.error as error:
+            raise ValueError(f"{self.path(name)} cannot be read: {error}") from error

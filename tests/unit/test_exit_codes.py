@@ -103,7 +103,8 @@ def test_every_ending_has_the_code_that_the_docs_name(
 
     config = PPOConfig()
     loaded = SimpleNamespace(config=config, explain=False)
-    monkeypatch.setattr(main, "load_config", lambda words: loaded)
+    monkeypatch.setattr(main, "load_config", lambda words, **options: loaded)
+    monkeypatch.setattr(main, "try_before_heavy_imports", lambda config: None)
     monkeypatch.setattr(main, "train", train)
     if code == "raises":
         # The interpreter prints its traceback and ends with 1.

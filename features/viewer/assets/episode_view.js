@@ -122,7 +122,7 @@
   function othersOf(i) {
     const { table } = viewer;
     const found = { group: false, task: false };
-    for (let k = 0; k < table.size; k += 1) {
+    for (const k of table.order) {
       if (k === i) continue;
       const isBeside = table.run[k] === table.run[i] && table.step[k] === table.step[i]
         && table.val[k] === table.val[i];
