@@ -246,7 +246,7 @@ def test_dict_results_become_extra_infos_with_none_where_a_row_lacks_one(tokeniz
 
 def test_plain_scores_give_no_extra_infos(tokenizer):
     manager = NaiveRewardManager(tokenizer, 0, lambda **_: torch.tensor(0.5))
-    _, infos = compute_reward(make_batch(), manager)
+    rewards, infos = compute_reward(make_batch(), manager)
     assert infos == {} and rewards.sum() == 1.5
 
 
@@ -317,7 +317,7 @@ def test_a_function_that_is_a_coroutine_is_told_as_that(tokenizer):
 
 def test_entries_keep_their_names_and_one_named_reward_scores_nothing(tokenizer):
     manager = NaiveRewardManager(tokenizer, 0, lambda **_: {"score": 0.5, "reward": 7.0})
-    _, infos = compute_reward(make_batch(), manager)
+    rewards, infos = compute_reward(make_batch(), manager)
     assert infos == {"score": [0.5] * 4, "reward": [7.0] * 4}
     assert rewards.sum(dim=1).tolist() == [0.5, 0.5, 0, 0.5]
 
