@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from data.own_names import keep_own
 from data.protocol import DataProto
 from training import core_algos as algos
 from training.batch.head import BANNED, EntropyMode
@@ -41,6 +42,7 @@ from workers.model.packing import ForwardBatch
 from workers.model.policy_model import PolicyModel
 from workers.model.probe_set import UpdateProbes
 from workers.model.update_loop import MicroLoss, UpdateLoop
+from workers.model.update_metrics import StepNames
 from workers.ranks.process_groups import world_size
 
 # A loss, and its metrics.
@@ -274,7 +276,8 @@ class DataParallelPPOActor(UpdateLoop):
         metrics: dict[str, Any] = {"actor/pg_loss": loss / world_size()}
         # A plain number is the micro-batch's mean, as losses written for verl return it.
         share = token_share(fields["response_mask"], counts)
-        for metric, value in loss_metrics.items():
+        own = keep_own(loss_metrics, StepNames(), f"what the policy loss {name} measures")
+        for metric, value in own.items():
             metrics[metric] = value if isinstance(value, Tensor) else value * share
         return loss, metrics
 

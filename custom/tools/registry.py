@@ -81,6 +81,12 @@ class ToolRegistry:
                 f"{where}: a tool cannot be named {definition.name!r}: a name has letters, digits "
                 f"and _ - . : / alone, as models and chat APIs write it; {possible!r} can be"
             )
+        if definition.name == "unknown":
+            where = located(tool.execute, type(tool).__name__)
+            raise ValueError(
+                f"{where}: a tool cannot be named 'unknown', as metrics count calls of tools that "
+                "there are not under that name; give it another"
+            )
         if self.tools.get(definition.name, tool) is not tool:
             raise ValueError(
                 f"there is already a tool named {definition.name!r}; names must differ"

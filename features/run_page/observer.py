@@ -187,7 +187,8 @@ class RunRecord(Observer):
         try:
             table = write_report(run_dir)
         except (OSError, ValueError) as error:
-            logger.warning("no report of %s: %s", run_dir, error)
+            if self.page is None or not self.page.has_failed:
+                logger.warning("no report of %s: %s", run_dir, error)
             return ""
         return f"{table}\nreward curve: {run_dir / 'report.png'}; page: {run_dir / 'report.html'}"
 

@@ -68,6 +68,7 @@ class LiveViewer(Observer):
     def __init__(self, run: ObservedRun) -> None:
         self.run = run
         self._process: subprocess.Popen[bytes] | None = None
+        self._warned = False
         self._began = 0.0
         self._next = time.monotonic() + LEAST_PAUSE_S
 
@@ -83,7 +84,7 @@ class LiveViewer(Observer):
         empty = RecordedRun(
             number=0, folder=self.run.run_dir, episodes=self.run.run_dir / "episodes"
         )
-        with lacking_it():
+        with self._lacking_it():
             build_viewer([empty], self.folder, goes_on=True, with_episodes=False)
 
     def step_logged(self, metrics: Mapping[str, float]) -> None:
@@ -93,9 +94,10 @@ class LiveViewer(Observer):
                 return
             seconds = time.monotonic() - self._began
             self._next = time.monotonic() + max(LEAST_PAUSE_S, seconds / LARGEST_SHARE)
+            self._tell_failure(self._process.returncode)
             self._process = None
         if time.monotonic() >= self._next:
-            with lacking_it():
+            with self._lacking_it():
                 self._process = self._begin("--goes-on")
 
     def run_ended(self, error: BaseException | None) -> None:
@@ -103,7 +105,7 @@ class LiveViewer(Observer):
         self._stop()
         if isinstance(error, KeyboardInterrupt):
             return
-        with lacking_it():
+        with self._lacking_it():
             self._make_whole()
 
     def _make_whole(self) -> None:
@@ -118,7 +120,7 @@ class LiveViewer(Observer):
             return
         self._process = self._begin()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=END_S)
+            self._tell_failure(self._process.wait(timeout=END_S))
         self._stop()
 
     def closed(self) -> None:
@@ -162,11 +164,24 @@ class LiveViewer(Observer):
                     shutil.rmtree(begun, ignore_errors=True)
         self._process = None
 
+    def _tell_failure(self, exit_code: int) -> None:
+        """Logs that the process that makes the viewer has failed."""
+        if exit_code:
+            self._warn(
+                f"exit code {exit_code} of `python -m features.viewer.command {self.run.run_dir}`, "
+                "which says why"
+            )
 
-@contextmanager
-def lacking_it() -> Iterator[None]:
-    """Logs what goes wrong in the block, and goes on: a viewer is no reason to end a run."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        logger.warning("the viewer of the run is not made, the run goes on: %s", error)
+    @contextmanager
+    def _lacking_it(self) -> Iterator[None]:
+        """Logs what goes wrong in the block, and goes on: a viewer is no reason to end a run."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self._warn(str(error))
+
+    def _warn(self, reason: str) -> None:
+        """Logs why there is no viewer, once in a run."""
+        if not self._warned:
+            logger.warning("the viewer of the run is not made, the run goes on: %s", reason)
+        self._warned = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -326,7 +327,15 @@ def test_a_folder_that_no_package_may_be_called_is_named(no_features: Path) -> N
         features()
 
 
-@pytest.mark.parametrize("text", ["FEATURE = Feature(\n", "import no_such_module\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FEATURE = Feature(\n",
+        "import no_such_module\n",
+        "import sys\nsys.exit()\n",
+        "raise GeneratorExit\n",
+    ],
+)
 def test_a_file_that_cannot_be_imported_is_told_in_a_sentence(
     no_features: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
@@ -338,8 +347,62 @@ def test_a_file_that_cannot_be_imported_is_told_in_a_sentence(
         exec(compile(text, "feature.py", "exec"), {})
 
     monkeypatch.setattr("importlib.import_module", import_module)
-    with pytest.raises(FeatureError, match=r"torn/feature\.py cannot be imported: .*Error: .*mend"):
+    with pytest.raises(
+        FeatureError, match=r"torn/feature\.py cannot be imported: .*(Error|Exit): .*mend"
+    ):
         features()
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(
+    ("feature", "settings", "shown"),
+    [
+        ("import sys\nsys.exit(0)\n", "", r"new/feature\.py cannot be imported: SystemExit: 0"),
+        ("FEATURE = Feature(section='S')\n", "", "section='S' is no class of"),
+        ("FEATURE = Feature(section=S)\n", "class S: pass\n", "is no class of"),
+        (
+            "FEATURE = Feature(section=S)\n",
+            "class S(Section):\n    x: int\n",
+            "cannot be made of its defaults: 1 validation error for S x Field required",
+        ),
+        (
+            "FEATURE = Feature(section=S)\n",
+            "class S(Section):\n    x: int = 'a'\n",
+            "cannot be made of its defaults: .*should be a valid integer",
+        ),
+        (
+            "FEATURE = Feature(checks='features.new.settings:check')\n",
+            "raise SystemExit(0)\n",
+            "checks='features.new.settings:check' of features/new/feature.py cannot be imported",
+        ),
+    ],
+)
+def test_a_run_with_a_broken_feature_ends_with_a_sentence_and_exit_code_2(
+    tmp_path: Path, feature: str, settings: str, shown: str
+) -> None:
+    """`sys.exit()` in a feature's file ended the command with exit code 0, and nothing was made."""
+    for name in ("data", "training", "custom", "workers", "contrib", "configs"):
+        shutil.copytree(
+            PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(PROJECT / "main.py", tmp_path)
+    new = tmp_path / "features/new"
+    new.mkdir(parents=True)
+    (tmp_path / "features/__init__.py").touch()
+    (new / "__init__.py").touch()
+    reads = "from features.new.settings import S\n" if "section=S" in feature else ""
+    (new / "feature.py").write_text(f"from training.features import Feature\n{reads}{feature}")
+    (new / "settings.py").write_text(f"from training.config.section import Section\n{settings}")
+    made = subprocess.run(
+        [sys.executable, "main.py", "configs/tiny_prompts.yaml", "--explain"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert made.returncode == 2, made.stderr
+    (line,) = made.stderr.strip().splitlines()[-1:]
+    assert re.search(shown, line) and "Traceback" not in made.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from data.own_names import keep_own
 from training.config.plain_files import plain_lines
 from training.run.files import naming, open_in_folder, write_atomically
 
@@ -74,7 +75,7 @@ class LineFile:
 def as_record(data: Mapping[str, float], step: int) -> dict[str, float | str]:
     """Returns a step's entry, whose values are numbers that JSON has, or NOT_FINITE."""
     record: dict[str, float | str] = {"step": step}
-    for key, value in data.items():
+    for key, value in keep_own(data, record, "a step's metrics").items():
         record[key] = value if math.isfinite(value) else str(value)
     return record
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +102,43 @@ def test_what_is_no_viewer_is_left_alone_and_the_run_goes_on(
     watching.run_ended(None)
     assert (tmp_path / "viewer/mine.txt").read_text() == "mine"
     assert "is no viewer" in caplog.text
+
+
+def test_files_that_may_not_grow_cost_the_viewer_and_are_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
+    make_run(tmp_path, Made(steps=1))
+    watching = observer(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        watching.run_started(0, ())
+        watching.run_ended(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caplog.text.count("the viewer of the run is not made") == 1
+    assert "File too large" in caplog.text
+
+
+@pytest.mark.seconds
+def test_a_process_that_cannot_make_the_viewer_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its output goes nowhere, so that on a full disk a long run lost its viewer without a word."""
+    monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
+    monkeypatch.setattr(live, "LARGEST_SHARE", 1e9)
+    make_run(tmp_path, Made(steps=1))
+    (tmp_path / "viewer").write_text("no folder")
+    watching = observer(tmp_path)
+    for _ in range(2):
+        watching.step_logged({})
+        process = watching._process
+        assert process is not None and process.wait(300) != 0
+    watching.step_logged({})
+    watching.closed()
+    assert caplog.text.count("the viewer of the run is not made") == 1
+    assert "features.viewer.command" in caplog.text
 
 
 @pytest.mark.parametrize(
