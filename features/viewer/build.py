@@ -312,7 +312,11 @@ def _add_all(
     """
     files = [file for source in sources for file in source.files][done:]
     settled = builder.state([])
-    with showing(count_episodes(files), len(files)) if shows_progress else _silent() as advance:
+    with (
+        showing(count_episodes(files), len(files))
+        if shows_progress and sources
+        else _silent() as advance
+    ):
         for source in sources:
             builder.begin_run(source, is_new=done == 0)
             whole = max(done, count_settled(source.files, goes_on=goes_on))

@@ -11,7 +11,7 @@ indexes of episodes that follow each other are merged to the bytes that one of a
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -153,6 +153,7 @@ class SearchIndex:
         Nothing temporary is left.
         """
         files = files_for(self._pairs)
+        parts: Iterable[np.ndarray]
         if not self._temporary.exists():
             parts = cut(self._take_waiting(), files)
         else:

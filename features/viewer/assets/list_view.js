@@ -6,6 +6,8 @@
   // Rows above and below those in sight.
   const MARGIN_ROWS = 12;
   const REDRAW_MS = 100;
+  // While texts are looked into, the rows are drawn again so seldom that it costs little.
+  const RECOUNT_MS = 300;
   const SORTS = {
     step: "step", reward: "reward", advantage: "advantage", tokens: "tokens", turns: "turns",
     mismatch: "mismatch", ratio: "ratio", entropy: "entropy", kl: "KL", gradient: "gradient",
@@ -273,12 +275,12 @@
     let drawn = performance.now();
     const progress = () => {
       const now = performance.now();
-      if (now - drawn < REDRAW_MS) return;
-      drawn = now;
+      if (now - drawn < RECOUNT_MS) return;
       listed.rows = listed.rows.filter((i) => found.candidates[i]);
       tell(listed, parts);
       draw(listed, parts);
       listed.isSettled = listed.isSettled || listed.inSight.every((i) => found.looked[i]);
+      drawn = performance.now();
     };
     await viewer.verify(found, listed.inSight, { isShown: true, progress, isCurrent });
     if (!found.isExact) {
