@@ -480,6 +480,12 @@ parts.
 {refused}
 
 A model that takes no `position_ids`, as Mamba alone does, cannot be trained here.
+
+## Versions
+
+The table's first lines name what was run. vLLM 0.33 (its requirements, read on 2026-11-27) wants
+torch 2.14.0 and transformers from 5.16.1 to below 5.21, and there is no build of it for a CPU on the
+package index yet: `requirements.txt` would have to leave torch 2.13.
 """
 
 
