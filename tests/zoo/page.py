@@ -484,8 +484,8 @@ A model that takes no `position_ids`, as Mamba alone does, cannot be trained her
 ## Versions
 
 The table's first lines name what was run. vLLM 0.33 (its requirements, read on 2026-11-27) wants
-torch 2.14.0 and transformers from 5.16.1 to below 5.21, and there is no build of it for a CPU on the
-package index yet: `requirements.txt` would have to leave torch 2.13.
+torch 2.14.0 and transformers from 5.16.1 to below 5.21, and there is no build of it for a CPU on
+the package index yet: `requirements.txt` would have to leave torch 2.13.
 """
 
 
