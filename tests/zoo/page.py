@@ -480,6 +480,16 @@ parts.
 {refused}
 
 A model that takes no `position_ids`, as Mamba alone does, cannot be trained here.
+
+## Versions
+
+The line above the table names what was run. With the oldest transformers that is allowed, 5.16.1
+(torch 2.13, by hand on 2026-11-27), Qwen3, Gemma 3 and Qwen3-MoE have the same numbers in the hf
+engine, packed rows, training and behind an update; nothing more was run with it.
+
+vLLM 0.33 (its requirements, read on 2026-11-27) wants torch 2.14.0 and transformers from 5.16.1 to
+below 5.21, and there is no build of it for a CPU on the package index yet: `requirements.txt` would
+have to leave torch 2.13.
 """
 
 
