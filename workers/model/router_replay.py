@@ -240,8 +240,8 @@ def _unknown(model: nn.Module, reason: str) -> ValueError:
     kind = model.config.model_type
     return ValueError(
         f"actor_rollout_ref.actor.router_replay.mode=R3 cannot replay routing in model type "
-        f"'{kind}': {reason}; set it to disabled (docs/algorithms.md lists the families that it was "
-        "tried with)"
+        f"'{kind}': {reason}; set it to disabled (docs/algorithms.md lists the families that "
+        "it was tried with)"
     )
 
 
