@@ -49,7 +49,7 @@ from features.viewer.list_columns import (
     task_label,
     tool_names,
 )
-from features.viewer.parts import Part, Parts
+from features.viewer.parts import Parts, ViewerPart
 from features.viewer.progress import showing
 from features.viewer.records import (
     RecordedEpisode,
@@ -398,7 +398,7 @@ class ViewerBuilder:
         return SearchIndex(self._temporary, self._episodes)
 
     @property
-    def known(self) -> list[Part]:
+    def known(self) -> list[ViewerPart]:
         """Returns all parts that were written, or were there."""
         return self._parts.known
 
@@ -430,7 +430,7 @@ class ViewerBuilder:
         )
 
     def keep(
-        self, key: str, settled: BuilderState, needed: set[int], on_disk: Sequence[Part]
+        self, key: str, settled: BuilderState, needed: set[int], on_disk: Sequence[ViewerPart]
     ) -> None:
         """Writes where the next one goes on, and what will lie in the folder then.
 
@@ -601,7 +601,7 @@ class ViewerBuilder:
         }
         DataFolder(self._folder).write("manifest", plain(manifest), {})
 
-    def tidy(self, needed: set[int], on_disk: Sequence[Part]) -> None:
+    def tidy(self, needed: set[int], on_disk: Sequence[ViewerPart]) -> None:
         """Takes away parts that were merged, and what one that was cut off had written further.
 
         Args: those of `keep`.

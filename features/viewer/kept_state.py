@@ -17,7 +17,7 @@ from typing import Any
 
 from features.shared import ELEMENTS
 from features.viewer.data_files import DataFolder
-from features.viewer.parts import Part
+from features.viewer.parts import ViewerPart
 from features.viewer.records import RecordFile
 
 NAME = "state.json"
@@ -43,7 +43,7 @@ class BuilderState:
     pages: int = 0
     text_pages: int = 0
     next_part: int = 0
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ViewerPart] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     fates: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class KeptState:
     """
 
     builder: BuilderState
-    parts: list[Part]
+    parts: list[ViewerPart]
     shown: list[int]
 
 
@@ -109,7 +109,7 @@ def count_settled(files: Sequence[RecordFile], *, goes_on: bool) -> int:
 
 
 def write_state(
-    data: Path, key: str, builder: BuilderState, parts: Sequence[Part], shown: Sequence[int]
+    data: Path, key: str, builder: BuilderState, parts: Sequence[ViewerPart], shown: Sequence[int]
 ) -> None:
     """Writes DATA/state.json at once."""
     told = {
@@ -136,9 +136,9 @@ def read_state(data: Path, key: str, files: Sequence[RecordFile]) -> KeptState |
         if told["version"] != version() or told["key"] != key:
             return None
         entries = told["builder"]
-        entries["parts"] = [Part(**part) for part in entries["parts"]]
+        entries["parts"] = [ViewerPart(**part) for part in entries["parts"]]
         builder = BuilderState(**entries)
-        parts = [Part(**part) for part in told["parts"]]
+        parts = [ViewerPart(**part) for part in told["parts"]]
         shown = [int(number) for number in told["shown"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

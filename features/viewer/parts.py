@@ -26,7 +26,7 @@ MOST_EPISODES = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(IndexPart):
+class ViewerPart(IndexPart):
     """Says what a part of the list and of the index is: list/NUMBER, answers/NUMBER, search/NUMBER.
 
     Attributes:
@@ -55,7 +55,7 @@ class Parts:
     """
 
     def __init__(
-        self, folder: DataFolder, parts: Sequence[Part] = (), *, next_number: int = 0
+        self, folder: DataFolder, parts: Sequence[ViewerPart] = (), *, next_number: int = 0
     ) -> None:
         self._folder = folder
         self.parts = list(parts)
@@ -69,7 +69,7 @@ class Parts:
         write_list(self._folder, number, rows)
         pairs, files = index.write(self._folder, number)
         self._keep(
-            Part(number=number, first=first, episodes=len(rows), files=files, pairs=pairs),
+            ViewerPart(number=number, first=first, episodes=len(rows), files=files, pairs=pairs),
             instead=0,
         )
         while self._merge_last():
@@ -79,7 +79,7 @@ class Parts:
         self.next_number += 1
         return self.next_number - 1
 
-    def _keep(self, part: Part, *, instead: int) -> None:
+    def _keep(self, part: ViewerPart, *, instead: int) -> None:
         """Takes a part in, in place of the last ones."""
         if instead:
             del self.parts[-instead:]
@@ -102,7 +102,7 @@ class Parts:
         number = self._take_number()
         merge_lists(self._folder, [part.number for part in last], number)
         pairs, files = merge_indexes(self._folder, last, number)
-        merged = Part(
+        merged = ViewerPart(
             number=number,
             first=last[0].first,
             episodes=episodes,
