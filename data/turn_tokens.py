@@ -315,6 +315,11 @@ class TurnTokens:
             marked.append(mark_specials(message, texts))
         return marked
 
+    def spelt(self, message: Message) -> Message:
+        """Marks every special token that a message spells, those of the policy's turns too."""
+        marked: Message = mark_specials(message, self.special_texts)
+        return marked
+
     def marked_tools(self, tools: Tools) -> MarkedTools:
         """Marks the special tokens that tools' schemas spell; equal schemas are marked once."""
         # A program sends its tools anew with every request.
@@ -549,15 +554,15 @@ class Conversation:
             joined = self._join_in_parts(in_parts, text, sampled_ids, new_messages)
             if joined is not None:
                 return joined
-        answer, *reply = turns.marked([{"role": "assistant", "content": text}, *new_messages])
+        answer, *reply = turns.marked([_assistant(text), *new_messages])
         self._avoid(str(reply))
         self._move_window()
-        closing = None
-        if self._leaves_out:
-            closing = self._closing_of_window(answer, reply)
-        if closing is None:
-            self._show_all()
-            closing = self._closing(answer, reply)
+        try:
+            closing = self._closing_of_all(answer, reply)
+        except TemplateRefusal:
+            # Some templates refuse markers in a turn's text: it stays as ids, spelt for them.
+            answer = turns.spelt(_assistant(text))
+            closing = self._closing_of_all(answer, reply)
         self._messages += [answer, *reply]
         self._avoid(answer["content"])
         return self._joined(closing, sampled_ids)
@@ -611,6 +616,15 @@ class Conversation:
         self._avoid(str([answer, *reply]))
         return self._joined(closing, sampled_ids)
 
+    def _closing_of_all(self, answer: Message, reply: Sequence[Message]) -> str | None:
+        """Does as `_closing`, of the window if that will do, else of all messages."""
+        if self._leaves_out:
+            closing = self._closing_of_window(answer, reply)
+            if closing is not None:
+                return closing
+        self._show_all()
+        return self._closing(answer, reply)
+
     def _closing_of_window(self, answer: Message, reply: Sequence[Message]) -> str | None:
         """Does as `_closing`; None, and nothing added, where all messages must be looked at."""
         shown = self._shown
@@ -633,9 +647,11 @@ class Conversation:
         before = self._rendered.rstrip()
         any_answer = {"role": "assistant", "content": self._placeholder}
         with_any_answer = [*self._shown, any_answer, *reply]
-        self._shown = [*self._shown, answer, *reply]
-        self._rendered = self._turns.render_marked(self._shown, self._tools)
+        shown = [*self._shown, answer, *reply]
+        rendered = self._turns.render_marked(shown, self._tools)
         pieces = self._turns.render_marked(with_any_answer, self._tools).split(self._placeholder)
+        self._shown = shown
+        self._rendered = rendered
         if len(pieces) != 2:
             return None
         closing = pieces[1]

@@ -11,7 +11,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from data.template_check import check_template
-from data.turn_tokens import Join, TurnTokens, fold_system_message
+from data.turn_tokens import (
+    CHATML_TEMPLATE,
+    Join,
+    TemplateRefusal,
+    TurnTokens,
+    fold_system_message,
+)
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -708,3 +714,32 @@ def test_equal_tools_are_marked_once_and_no_others_are_taken_for_them():
     assert reordered == TOOL
     assert list(turns.marked_tools([reordered]).marked[0]) == list(reordered)
     assert turns.marked_tools(None).marked is None
+
+
+def test_a_turn_whose_markers_the_template_refuses_stays_as_it_was_sampled() -> None:
+    """It was a failure of the environment, so that episodes with such turns were played again."""
+    refuses = (
+        "{% for m in messages %}{% if '<|box|>' in m.content %}{{ raise_exception('a box') }}"
+        "{% endif %}{% endfor %}" + CHATML_TEMPLATE
+    )
+    turns = of_template(refuses, control=["<|im_start|>", "<|box|>"])
+    plain = of_template(CHATML_TEMPLATE, control=["<|im_start|>", "<|box|>"])
+    sampled = encode(turns, "in the <|box|> it is<|im_end|>")
+    assert "<|box|>" in turns.text(sampled), "or nothing is refused"
+    conversation = turns.conversation([user("where?")])
+    alike = plain.conversation([user("where?")])
+    for answer in (sampled, encode(turns, "there<|im_end|>"), sampled):
+        join = conversation.join(answer, [user("no")])
+        assert join.rewritten is None
+        assert join == alike.join(answer, [user("no")])
+    assert turns.text(conversation.prompt()).count("box") == 2
+
+
+def test_an_environments_words_that_the_template_refuses_are_the_environments_fault() -> None:
+    refuses = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
+        "{% endif %}{% endfor %}" + CHATML_TEMPLATE
+    )
+    conversation = of_template(refuses).conversation([user("where?")])
+    with pytest.raises(TemplateRefusal, match="no tools"):
+        conversation.join(encode(of_template(refuses), "there<|im_end|>"), [tool("x")])
