@@ -35,7 +35,7 @@ from data.watchdog import beat
 
 # So much of a response is shown in an error message.
 MAX_SHOWN_CHARS = 200
-# What a scoring function is told beside a row's own extra_info.
+# A scoring function is told these beside a row's own extra_info.
 ADDED_INFOS = ("num_turns", "rollout_reward_scores")
 
 
