@@ -25,6 +25,8 @@ import numpy as np
 ALIGNMENT = 8
 # A record's own lists and dicts are shown down to here.
 MOST_NESTED = 60
+# Types whose values are in JSON as they are.
+PLAIN_TYPES = frozenset({str, int, bool, type(None)})
 # Small dtypes that JavaScript has typed arrays for.
 DTYPES = {"<f4", "<f8", "<i4", "<i2", "|i1", "|u1", "<u4", "<u2"}
 
@@ -68,15 +70,21 @@ def plain(value: Any, depth: int = 0) -> Any:
 
     What lies more than MOST_NESTED deep is left out.
     """
-    # Nearly all there is.
-    if type(value) in (str, int, bool) or value is None:
+    if type(value) in PLAIN_TYPES:
+        return value
+    if type(value) is float and math.isfinite(value):
         return value
     if isinstance(value, dict | list | tuple) and depth == MOST_NESTED:
         return "…"
+    below = depth + 1
+    # Nearly all entries are plain: a call for each would take most of the time.
     if isinstance(value, dict):
-        return {str(key): plain(entry, depth + 1) for key, entry in value.items()}
+        return {
+            str(key): entry if type(entry) in PLAIN_TYPES else plain(entry, below)
+            for key, entry in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [plain(entry, depth + 1) for entry in value]
+        return [entry if type(entry) in PLAIN_TYPES else plain(entry, below) for entry in value]
     if isinstance(value, np.generic):
         return plain(value.item(), depth)
     if isinstance(value, float) and not math.isfinite(value):

@@ -33,6 +33,7 @@ MIX = np.uint32(0x9E3779B1)
 MIX_SHIFT = np.uint32(15)
 # The same for the number that checks it.
 CHECK_MIX = np.uint32(0x85EBCA6B)
+MIXES = np.array([[MIX], [CHECK_MIX]])
 # A step to the next episode that takes more than a byte.
 LONG_STEP = 255
 
@@ -73,13 +74,21 @@ def code_units(text: str) -> np.ndarray:
     return np.frombuffer(fold(text).encode("utf-16-le", "surrogatepass"), dtype="<u2")
 
 
-def sequence_numbers(units: np.ndarray, length: int, mix: np.uint32 = MIX) -> np.ndarray:
-    """Mixes each `length` characters that follow each other into a number: uint32."""
+def sequence_numbers(units: np.ndarray, length: int) -> np.ndarray:
+    """Mixes each `length` characters that follow each other into a number and its check.
+
+    Args:
+        units: (n,) uint32, a character's each.
+
+    Returns: (2, n - length + 1) uint32, numbers and checks; a check is never 0.
+    """
     count = max(len(units) - length + 1, 0)
-    mixed = np.full(count, length, dtype=np.uint32)
+    mixed = np.full((2, count), length, dtype=np.uint32)
     for place in range(length):
-        mixed = (mixed ^ units[place : place + count].astype(np.uint32)) * mix
+        mixed ^= units[place : place + count]
+        mixed *= MIXES
         mixed ^= mixed >> MIX_SHIFT
+    mixed[1] |= np.uint32(1)
     return mixed
 
 
@@ -89,17 +98,15 @@ def numbers_of(texts: list[str]) -> np.ndarray:
     if not parts:
         return np.zeros((0, 2), dtype=np.uint32)
     lengths = [len(part) for part in parts]
-    units = np.concatenate(parts)
+    units = np.concatenate(parts).astype(np.uint32)
     # How much of its text follows a place: a sequence lies within one text.
     room = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(units))
-    numbers = []
+    found = []
     for length in LENGTHS:
         within = room[: max(len(units) - length + 1, 0)] >= length
-        number = sequence_numbers(units, length)[within].astype(np.uint64)
-        # A check is never 0.
-        check = sequence_numbers(units, length, CHECK_MIX)[within] | np.uint32(1)
-        numbers.append((number << np.uint64(32)) | check)
-    both = np.unique(np.concatenate(numbers))
+        number, check = sequence_numbers(units, length)[:, within].astype(np.uint64)
+        found.append((number << np.uint64(32)) | check)
+    both = np.unique(np.concatenate(found))
     return np.stack([both >> np.uint64(32), both & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
 
 
