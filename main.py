@@ -82,9 +82,11 @@ def run(argv: list[str], signals: EndingSignals) -> int:
         return 2
     try:
         with ended_by_a_closed_pipe():
-            loaded = load_config([word for word in argv if word != DEBUG])
+            loaded = load_config([word for word in argv if word != DEBUG], ask_engine=False)
             if loaded.explain:
                 print(explain_run(loaded), flush=True)
+        if not loaded.explain:
+            try_before_heavy_imports(loaded.config)
     except ConfigError as error:
         print_config_error(error)
         if not argv:
@@ -165,6 +167,23 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
         print(save_error, file=sys.stderr)
         return 1
     return 0
+
+
+def try_before_heavy_imports(config: PPOConfig) -> None:
+    """Makes the run's environments, and only then asks the engine, which imports torch.
+
+    So a class of the user's that cannot be made is told in seconds. Raises ConfigError.
+    """
+    from training.config.resources.engines import ask_engine_class
+    from training.making_trial import try_making
+    from training.run.leftovers import ends_leftovers
+
+    stalls = Path(config.trainer.run_dir).absolute() / "stalls"
+    with ends_leftovers(), watching(config.trainer.stall_timeout_s, stalls, "driver"):
+        try_making(config)
+    problems = list(ask_engine_class(config))
+    if problems:
+        raise ConfigError(problems)
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -280,7 +299,7 @@ if __name__ == "__main__":
     try:
         code = main(sys.argv[1:])
     except SystemExit as end:
-        # Of `--help`.
+        # `--help` ends here.
         code = end.code if isinstance(end.code, int) else 1
     finally:
         end_at_signals(code)

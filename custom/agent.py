@@ -56,6 +56,7 @@ from custom.tools import (
     said_in,
 )
 from data.loading import load_extern_object
+from data.own_names import keep_own
 
 RewardFn = Callable[..., float]
 
@@ -135,6 +136,7 @@ class Agent:
         reward = result.reward
         info = dict(result.info)
         if self.reward_fn is not None:
+            info = keep_own(info, ("environment_reward",), "an environment's info")
             info["environment_reward"] = reward
             reward = 0.0
         return StepResult(as_user_messages(result.observation), reward, result.done, info)
@@ -167,7 +169,7 @@ class Agent:
         observation = turn.observation
         if not turn.calls:
             observation = self._with_state(observation)
-        info = dict(turn.info)
+        info = keep_own(turn.info, ("tool_calls",), "an environment's info")
         info["tool_calls"] = [record.as_info() for record in turn.calls]
         return StepResult(observation, check_reward(turn.reward, "a tool"), turn.done, info)
 

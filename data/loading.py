@@ -69,6 +69,10 @@ def load_object(source: str, what: str) -> Any:
             _raise_with_advice(error)
             raise
         raise ValueError(f"{what} {source}: there is no module {error.name!r}") from error
+    except SystemExit as error:
+        raise ValueError(
+            f"{what} {source}: the module ends the program as it is imported (SystemExit: {error})"
+        ) from error
     if not hasattr(module, name):
         raise ValueError(f"{what} {source}: the module {_lacks(module, name)}")
     return getattr(module, name)
@@ -126,6 +130,12 @@ def _execute(file: Path, path: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except SystemExit as error:
+        del sys.modules[name]
+        raise ValueError(
+            f"{path!r} ends the program as it is loaded (SystemExit: {error}): take the sys.exit() "
+            'out, or put it below `if __name__ == "__main__":`'
+        ) from error
     except BaseException as error:
         del sys.modules[name]
         error.add_note(f"raised while loading {file}")

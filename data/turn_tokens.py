@@ -46,6 +46,7 @@ from data.chat_templates import as_messages as as_messages
 from data.chat_templates import encode_chat as encode_chat
 from data.chat_templates import pad_token_id as pad_token_id
 from data.template_window import Window, window_of
+from data.turn_ends import TurnEnds, common_length
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +57,6 @@ Tools = Sequence[dict[str, Any]] | None
 PLACEHOLDER = "textofthisturn"
 # So many messages more than the window are rendered before it is moved.
 SLACK = 8
-# It stands for the text of a reply; see PLACEHOLDER.
-REPLY = "textofthereply"
 # The texts whose ids are remembered: how many, and of how many characters at most.
 NUM_REMEMBERED = 512
 REMEMBERED_CHARS = 4096
@@ -156,7 +155,7 @@ class TurnTokens:
 
         All messages and the generation prompt.
         """
-        return self.encode(self._render(messages, tools))
+        return self.encode(self.rendered(messages, tools))
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Decodes a sampled turn as its environment reads it.
@@ -167,7 +166,7 @@ class TurnTokens:
         left out too, as the template would not render it.
         """
         read_ids = [token_id for token_id in token_ids if token_id not in self._silent_ids]
-        return self._decode(read_ids).replace(MARK, "")
+        return self.decode(read_ids).replace(MARK, "")
 
     def join(
         self,
@@ -212,22 +211,35 @@ class TurnTokens:
     @cached_property
     def stop_texts(self) -> frozenset[str]:
         """Holds the texts of the tokens that stop sampling."""
-        return frozenset(self._decode([token_id]) for token_id in self.eos_token_ids)
+        return frozenset(self.decode([token_id]) for token_id in self.eos_token_ids)
 
     def written_turn(self, messages: Messages, answer: Message, tools: Tools = None) -> str:
         """Returns what the template writes for an assistant's message, its end included."""
-        before = self._render(messages, tools).rstrip()
-        after = self._render([*messages, answer], tools, add_generation_prompt=False)
+        before = self.rendered(messages, tools).rstrip()
+        after = self.rendered([*messages, answer], tools, add_generation_prompt=False)
         if after.startswith(before):
             return after[len(before) :]
         # The prompt begins the turn otherwise, such as with thinking.
         return after[_common_text(before, after) :]
 
+    @cached_property
+    def ends(self) -> TurnEnds:
+        """Holds the tokens by which the template ends a turn."""
+        asked = [_user("Hello")]
+
+        def closing_before(reply: Messages) -> str | None:
+            return self.closing(asked, reply, None, add_generation_prompt=False)
+
+        return TurnEnds(closing_before, encode=self.encode, eos_token_ids=self.eos_token_ids)
+
     # Methods for a program's requests, which are whole conversations.
 
-    def rendered(self, messages: Messages, tools: Tools = None) -> str:
+    def rendered(
+        self, messages: Messages, tools: Tools = None, *, add_generation_prompt: bool = True
+    ) -> str:
         """Returns the text of `prompt`, whose special tokens in contents are marked."""
-        return self._render(messages, tools)
+        marked = self.marked(self.foldable(messages))
+        return self._render_as_is(marked, self.marked_tools(tools).marked, add_generation_prompt)
 
     def as_rendered(self, text: str) -> str:
         """Returns a sampled turn's text as `rendered` has it: marked.
@@ -258,13 +270,13 @@ class TurnTokens:
             return None
         for rest in (text, text.lstrip()):
             ids = self.encode(rest)
-            if self.ends_otherwise(ids, sampled_ids):
+            if self.ends.ends_otherwise(ids, sampled_ids):
                 return None
-            is_end = ids[0] in self._turn_ends
+            is_end = ids[0] in self.ends.turn_ends
             if self.reader is not None and ids[0] in self.eos_token_ids:
                 is_end = True
-            if _common_length(ids, self._end_ids) or is_end:
-                return self.without_sampled_end(ids, list(sampled_ids))
+            if common_length(ids, self.ends.end_ids) or is_end:
+                return self.ends.without_sampled(ids, list(sampled_ids))
         # The stop token, or the newline that some templates have behind it.
         has_ended = not self.eos_token_ids.isdisjoint(sampled_ids[-2:])
         return None if has_ended else self.encode(text)
@@ -280,143 +292,6 @@ class TurnTokens:
             return len(sampled_ids)
         # A text that holds a stop string holds it ever after.
         return bisect.bisect_left(range(len(sampled_ids)), True, key=has_stop)
-
-    def check_template(
-        self, *, tools: Tools = None, reply_roles: Sequence[Sequence[str]] = (("user",),)
-    ) -> None:
-        """Joins conversations of two turns and compares them with the template's own rendering.
-
-        What costs quality but not exactness is logged: a tokenizer that cuts the text differently
-        where two turns meet, a template that drops thinking or tools, a turn whose end does not
-        stop sampling.
-
-        Args:
-            reply_roles: for each kind of reply that environments give, the roles of its messages;
-                `("tool", "user")` is the result of a tool and then an observation.
-        Raises: ValueError, with the fault of the template, where it cannot render or continue such
-            a conversation.
-        """
-        for roles in reply_roles:
-            self._check_conversation(roles, tools)
-        if not self.eos_token_ids.intersection(self._end_ids):
-            end = self._decode(self._end_ids)
-            logger.warning(
-                "the chat template of %r ends turns with %r, where sampling does not stop",
-                self.name,
-                end,
-            )
-        if tools and self._render([_user("Hello")], tools) == self._render([_user("Hello")]):
-            logger.warning(
-                "the chat template of %r ignores tools=; describe them in the system message",
-                self.name,
-            )
-        if any(self._moves_thinking(roles, tools) for roles in reply_roles):
-            logger.info(
-                "the chat template of %r drops or moves earlier thinking: such turns start new "
-                "rows",
-                self.name,
-            )
-
-    def _moves_thinking(self, roles: Sequence[str], tools: Tools) -> bool:
-        """Checks whether a reply in these roles makes the template rewrite a turn with thinking."""
-        thinking = self.encode("<think>\nHm.\n</think>\n\nYes.")
-        reply = [_message(role, REPLY) for role in roles]
-        return self.join([_user("Hello")], thinking, reply, tools).rewritten is not None
-
-    def _check_conversation(self, roles: Sequence[str], tools: Tools) -> None:
-        messages: list[Message] = [
-            {"role": "system", "content": "Be brief."},
-            _user("What is 2 + 2?"),
-        ]
-        row = self.prompt(messages, tools)
-        for answer, is_cut in (("It is four.", False), ("It stays four", True)):
-            reply = [_message(role, f"{role} asks: is {answer!r} right?") for role in roles]
-            following = [*messages, _assistant(answer), *reply]
-            self._check_texts(following, tools)
-            sampled = self._as_sampled(messages, answer, following, tools)
-            if not is_cut:
-                sampled += self._end_before(messages, reply, tools)
-            join = self.join(messages, sampled, reply, tools)
-            if join.rewritten is None:
-                row = row + sampled + join.token_ids
-            else:
-                row = join.rewritten
-            self._check_row(row, self.prompt(following, tools))
-            messages = following
-
-    def _end_before(self, messages: Messages, reply: Messages, tools: Tools) -> list[int]:
-        """Returns the tokens by which a turn ends that this reply answers."""
-        ends = self._through_stop(self._end_ids) or self._end_ids
-        if not self._turn_ends:
-            return ends
-        closing = self.encode(self._closing(messages, reply, tools) or "")
-        return closing[:1] if self.eos_token_ids.intersection(closing[:1]) else ends
-
-    def _check_texts(self, messages: Messages, tools: Tools) -> None:
-        """Requires that the template renders every message; a system message may be left out."""
-        rendered = self._render(messages, tools)
-        roles = ", ".join(str(message["role"]) for message in messages)
-        for message in messages:
-            if message["content"] in rendered:
-                continue
-            role = message["role"]
-            fault = (
-                f"the chat template of {self.name!r} leaves out the {role} message in a "
-                f"conversation of {roles}"
-            )
-            if role != "system":
-                raise ValueError(
-                    f"{fault}; let the environment answer in another role, or set another template"
-                )
-            logger.warning("%s", fault)
-
-    def _as_sampled(
-        self, messages: Messages, answer: str, following: Messages, tools: Tools
-    ) -> list[int]:
-        """Returns the ids of an answer as the template would have them behind the prompt."""
-        before = self._render(messages, tools)
-        after = self._render(following, tools)
-        start = len(before.rstrip())
-        if not after.startswith(before.rstrip()):
-            return self.encode(answer)
-        header = after[start : after.index(answer, start)]
-        if header.strip() and before == self._render(messages, tools, add_generation_prompt=False):
-            raise ValueError(
-                f"the chat template of {self.name!r} writes {header!r} before an assistant's text, "
-                "but not with add_generation_prompt=True; set a template that starts the "
-                "assistant's turn"
-            )
-        prompt_ids = self.encode(before)
-        ids = self.encode(after[:start] + header + answer)
-        if ids[: len(prompt_ids)] != prompt_ids:
-            return self.encode(answer)
-        return ids[len(prompt_ids) :]
-
-    def _check_row(self, row: list[int], full: list[int]) -> None:
-        """Compares a row of joined turns with the template's rendering, tokenised at once."""
-        if row == full:
-            return
-        place = _common_length(row, full)
-        around = slice(max(place - 4, 0), place + 4)
-        joined = self._decode(row[around])
-        whole = self._decode(full[around])
-        if squashed(self._decode(row)) != squashed(self._decode(full)):
-            raise ValueError(
-                f"turns joined under the chat template of {self.name!r} read {joined!r} where the "
-                f"template itself has {whole!r}; set a template that renders every turn alike"
-            )
-        logger.warning(
-            "%r tokenises the boundary of two turns differently: %r, at once %r",
-            self.name,
-            joined,
-            whole,
-        )
-
-    def _render(
-        self, messages: Messages, tools: Tools = None, *, add_generation_prompt: bool = True
-    ) -> str:
-        marked = self.marked(self.foldable(messages))
-        return self._render_as_is(marked, self.marked_tools(tools).marked, add_generation_prompt)
 
     # Methods by which a conversation uses the template and the tokenizer.
 
@@ -438,6 +313,11 @@ class TurnTokens:
             if message.get("role") == "assistant":
                 texts = self._silent_texts
             marked.append(mark_specials(message, texts))
+        return marked
+
+    def spelt(self, message: Message) -> Message:
+        """Marks every special token that a message spells, those of the policy's turns too."""
+        marked: Message = mark_specials(message, self.special_texts)
         return marked
 
     def marked_tools(self, tools: Tools) -> MarkedTools:
@@ -553,7 +433,8 @@ class TurnTokens:
             text = text.encode("utf-8", "replace").decode("utf-8")
         return encode_rendered(self.tokenizer, text)
 
-    def _decode(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: list[int]) -> str:
+        """Returns the text of ids, special tokens included."""
         return self.tokenizer.decode(
             token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -571,7 +452,7 @@ class TurnTokens:
             )
         return accepted
 
-    def _closing(
+    def closing(
         self, messages: Messages, new_messages: Messages, tools: Tools, **options: Any
     ) -> str | None:
         """Returns what the template renders behind an assistant's text.
@@ -583,72 +464,10 @@ class TurnTokens:
         while placeholder in all_texts:
             placeholder += "x"
         conversation = [*messages, _assistant(placeholder), *new_messages]
-        pieces = self._render(conversation, tools, **options).split(placeholder)
+        pieces = self.rendered(conversation, tools, **options).split(placeholder)
         if len(pieces) != 2:
             return None
         return pieces[1]
-
-    @cached_property
-    def _end_ids(self) -> list[int]:
-        """Holds the tokens that end an assistant's turn: `<|im_end|>`, newline."""
-        asked = [_user("Hello")]
-        at_the_end = self._closing(asked, [], None, add_generation_prompt=False) or ""
-        # Some templates close only turns that others follow.
-        before_a_reply = self._closing(asked, [_user(REPLY)], None, add_generation_prompt=False)
-        closing, *_ = (before_a_reply or "").split(REPLY)
-        candidates = [self.encode(at_the_end), self._through_stop(self.encode(closing))]
-        return max(candidates, key=len)
-
-    def _through_stop(self, token_ids: list[int]) -> list[int]:
-        """Returns the ids up to the first that stops sampling; none without one."""
-        for place, token_id in enumerate(token_ids):
-            if token_id in self.eos_token_ids:
-                return token_ids[: place + 1]
-        return []
-
-    def without_sampled_end(self, closing_ids: list[int], sampled: list[int]) -> list[int]:
-        """Returns closing_ids without the end-of-turn tokens that were sampled.
-
-        With the end-of-turn tokens E1 E2: behind `… E1` comes `E2 …`; behind a turn cut by its
-        limit `E1 E2 …`.
-        """
-        end = closing_ids[: _common_length(closing_ids, self._end_ids)]
-        for length in range(min(len(end), len(sampled)), 0, -1):
-            if sampled[-length:] == end[:length]:
-                return closing_ids[length:]
-        # The marker of the next role ends a turn, whichever role that is.
-        if sampled and closing_ids[:1] == sampled[-1:] and sampled[-1] in self.eos_token_ids:
-            return closing_ids[1:]
-        # Llama 2's template writes a space before </s>, models do not.
-        if sampled and sampled[-1] in self.eos_token_ids and sampled[-1] in end:
-            return closing_ids[end.index(sampled[-1]) + 1 :]
-        return closing_ids
-
-    def ends_otherwise(self, closing_ids: Sequence[int], sampled: Sequence[int]) -> bool:
-        """Checks whether a turn ended by another marker than the template has before this reply.
-
-        GLM ends a turn by <|user|> or <|observation|>: one that said <|user|> and is answered by a
-        tool would have both. gpt-oss ends its last turn by <|return|>, and earlier ones by <|end|>.
-        """
-        if not sampled or not closing_ids or sampled[-1] not in self.eos_token_ids:
-            return False
-        return sampled[-1] in self._turn_ends and closing_ids[0] in self._turn_ends - {sampled[-1]}
-
-    @cached_property
-    def _turn_ends(self) -> frozenset[int]:
-        """Holds what the template writes behind a turn, where that depends on what follows."""
-        asked = [_user("Hello")]
-        replies: list[list[Message]] = [[], [_user(REPLY)], [_message("tool", REPLY)]]
-        ends: set[int] = set()
-        for reply in replies:
-            try:
-                closing = self._closing(asked, reply, None, add_generation_prompt=False)
-            # A template refuses roles in its own ways.
-            except (ValueError, LookupError):
-                continue
-            ends.update(self.encode(closing or "")[:1])
-        depends = len(ends) > 1 and not ends.isdisjoint(self.eos_token_ids)
-        return frozenset(ends) if depends else frozenset()
 
     @cached_property
     def _silent_ids(self) -> frozenset[int]:
@@ -735,15 +554,15 @@ class Conversation:
             joined = self._join_in_parts(in_parts, text, sampled_ids, new_messages)
             if joined is not None:
                 return joined
-        answer, *reply = turns.marked([{"role": "assistant", "content": text}, *new_messages])
+        answer, *reply = turns.marked([_assistant(text), *new_messages])
         self._avoid(str(reply))
         self._move_window()
-        closing = None
-        if self._leaves_out:
-            closing = self._closing_of_window(answer, reply)
-        if closing is None:
-            self._show_all()
-            closing = self._closing(answer, reply)
+        try:
+            closing = self._closing_of_all(answer, reply)
+        except TemplateRefusal:
+            # Some templates refuse markers in a turn's text: it stays as ids, spelt for them.
+            answer = turns.spelt(_assistant(text))
+            closing = self._closing_of_all(answer, reply)
         self._messages += [answer, *reply]
         self._avoid(answer["content"])
         return self._joined(closing, sampled_ids)
@@ -753,8 +572,8 @@ class Conversation:
         turns = self._turns
         if closing is not None:
             closing_ids = turns.encode(closing)
-            if not turns.ends_otherwise(closing_ids, sampled_ids):
-                return Join(turns.without_sampled_end(closing_ids, list(sampled_ids)))
+            if not turns.ends.ends_otherwise(closing_ids, sampled_ids):
+                return Join(turns.ends.without_sampled(closing_ids, list(sampled_ids)))
         return Join([], rewritten=turns.encode(self._rendered))
 
     def _join_in_parts(
@@ -797,6 +616,15 @@ class Conversation:
         self._avoid(str([answer, *reply]))
         return self._joined(closing, sampled_ids)
 
+    def _closing_of_all(self, answer: Message, reply: Sequence[Message]) -> str | None:
+        """Does as `_closing`, of the window if that will do, else of all messages."""
+        if self._leaves_out:
+            closing = self._closing_of_window(answer, reply)
+            if closing is not None:
+                return closing
+        self._show_all()
+        return self._closing(answer, reply)
+
     def _closing_of_window(self, answer: Message, reply: Sequence[Message]) -> str | None:
         """Does as `_closing`; None, and nothing added, where all messages must be looked at."""
         shown = self._shown
@@ -819,9 +647,11 @@ class Conversation:
         before = self._rendered.rstrip()
         any_answer = {"role": "assistant", "content": self._placeholder}
         with_any_answer = [*self._shown, any_answer, *reply]
-        self._shown = [*self._shown, answer, *reply]
-        self._rendered = self._turns.render_marked(self._shown, self._tools)
+        shown = [*self._shown, answer, *reply]
+        rendered = self._turns.render_marked(shown, self._tools)
         pieces = self._turns.render_marked(with_any_answer, self._tools).split(self._placeholder)
+        self._shown = shown
+        self._rendered = rendered
         if len(pieces) != 2:
             return None
         closing = pieces[1]
@@ -871,16 +701,12 @@ def squashed(text: str) -> str:
     return "".join(text.split())
 
 
-def _message(role: str, text: str) -> Message:
-    return {"role": role, "content": text}
-
-
 def _user(text: str) -> Message:
-    return _message("user", text)
+    return {"role": "user", "content": text}
 
 
 def _assistant(text: str) -> Message:
-    return _message("assistant", text)
+    return {"role": "assistant", "content": text}
 
 
 def _common_text(first: str, second: str) -> int:
@@ -889,11 +715,3 @@ def _common_text(first: str, second: str) -> int:
     while end < min(len(first), len(second)) and first[end] == second[end]:
         end += 1
     return max(second.rfind(mark, 0, end) for mark in "\n>]") + 1
-
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Measures the common prefix."""
-    for place, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return place
-    return min(len(first), len(second))

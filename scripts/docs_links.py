@@ -21,6 +21,7 @@ from scripts.docs_api import API_PAGES
 PROJECT = Path(__file__).resolve().parents[1]
 DOCS = PROJECT / "docs"
 FEATURES = PROJECT / "features"
+FEATURE_TESTS = PROJECT / "tests" / "features"
 README = PROJECT / "README.md"
 # [text](file#anchor); a link with a colon names another server.
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
@@ -62,10 +63,11 @@ def feature_pages() -> list[Path]:
 
 
 def is_of_absent_feature(file: Path) -> bool:
-    """Returns whether a file belongs to a feature whose folder was deleted."""
-    if not file.is_relative_to(FEATURES) or file.parent == FEATURES:
-        return False
-    return not (FEATURES / file.relative_to(FEATURES).parts[0]).is_dir()
+    """Returns whether a file belongs to a feature whose folder was deleted, or to its tests."""
+    for folder in (FEATURES, FEATURE_TESTS):
+        if file.is_relative_to(folder) and file.parent != folder:
+            return not (FEATURES / file.relative_to(folder).parts[0]).is_dir()
+    return False
 
 
 def link_targets(page: Path) -> list[Path]:

@@ -25,9 +25,10 @@ HEADER = "# What features bring, for when their folders are gone: python scripts
 
 
 def index() -> str:
-    """Returns the file's text."""
-    entries = {name: _entry(name, feature) for name, feature in features().items()}
-    return HEADER + yaml.safe_dump(entries, sort_keys=False, width=100)
+    """Returns the file's text; what it says of features whose folders are gone stays."""
+    entries = yaml.safe_load(INDEX.read_text(encoding="utf-8")) or {}
+    entries |= {name: _entry(name, feature) for name, feature in features().items()}
+    return HEADER + yaml.safe_dump(dict(sorted(entries.items())), sort_keys=False, width=100)
 
 
 def _entry(name: str, feature: Feature) -> dict[str, Any]:

@@ -24,9 +24,13 @@ from PIL import Image
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
-from features.records.settings import RecordsSettings  # noqa: E402
 from scripts.browser import Browser  # noqa: E402
 from training.config.loader import load_config  # noqa: E402
+from training.features import require_feature  # noqa: E402
+
+require_feature("records", "scripts/gallery.py")
+
+from features.records.settings import RecordsSettings  # noqa: E402
 
 # The pages with pictures; a page's pictures stand in the folder img beside it.
 RUN_PAGE = PROJECT / "features" / "run_page" / "README.md"

@@ -21,10 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from data.protocol import DataProto
-from features.run_page.report import REWARD_KEY, read_metrics
 from training.building import build_trainer
 from training.config.loader import load_config
 from training.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from training.features import require_feature
+
+require_feature("run_page", "scripts/learn_table.py")
+
+from features.run_page.report import REWARD_KEY, read_metrics  # noqa: E402
 
 PROJECT = Path(__file__).resolve().parent.parent
 FOLDER = PROJECT / "outputs/learn_table"

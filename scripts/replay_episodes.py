@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from data.json_lines import strict_json
-from features.records.episode_files import ARRAYS, NEEDED, PER_TOKEN, Recorded, unpacked
-from features.records.episode_files import NAMES as NAMES
-from features.records.episode_files import read_episodes as read_arrays
+from training.features import require_feature
 from workers.environments.reply import StepReply
 from workers.rollout.episode import LEFT, Row, Span, Turn
+
+require_feature("records", "scripts/replay.py")
+
+from features.records.episode_files import ARRAYS, NEEDED, PER_TOKEN, Recorded, unpacked  # noqa: E402
+from features.records.episode_files import NAMES as NAMES  # noqa: E402
+from features.records.episode_files import read_episodes as read_arrays  # noqa: E402
 
 
 def read_episodes(path: Path, first: int | None = None) -> list[Recorded]:

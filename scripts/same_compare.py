@@ -23,7 +23,7 @@ MACHINE_PREFIXES = ("timing_s/", "timing_per_token_ms/", "perf/", "alarms/")
 MACHINE_WORDS = ("seconds", "throughput", "memory", "mfu")
 # Folders of texts in a run's folder, in the order in which they come about.
 TEXT_FOLDERS = ("texts", "validation_texts")
-# Of a text in a line.
+# A line shows so much of a text.
 MAX_CHARS = 60
 
 Steps = dict[int, dict[str, Any]]

@@ -23,7 +23,7 @@ CORRECTION = "algorithm.rollout_correction"
 GAME = "configs/quickstart.yaml"
 PROMPTS = "configs/tiny_prompts.yaml"
 PROGRAM = "configs/quickstart_program.yaml"
-# Of every run; those of a run follow and win.
+# Settings of every run; those of a run follow and win.
 COMMON = (
     "data.train_batch_size=4",
     "data.seed=7",
@@ -69,6 +69,7 @@ class ComparedRun:
         starts: the steps that the run has after each start; a start after the first resumes.
         alone: starts `main.py` in a Python of its own, as engines and Ray want it; else it is
             forked from one that has torch loaded (scripts/same_starts.py).
+        features: those whose settings it has.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ComparedRun:
     config: str = GAME
     starts: tuple[int, ...] = (STEPS,)
     alone: bool = False
+    features: tuple[str, ...] = ()
 
     @property
     def last_step(self) -> int:
@@ -119,9 +121,11 @@ def _loss(name: str, *settings: str) -> ComparedRun:
     return ComparedRun(name=f"loss_{name}", settings=chosen)
 
 
-def _grpo(name: str, *settings: str, config: str = GAME) -> ComparedRun:
+def _grpo(
+    name: str, *settings: str, config: str = GAME, features: tuple[str, ...] = ()
+) -> ComparedRun:
     """Describes a run of grpo with further settings."""
-    return ComparedRun(name=name, settings=(*GRPO, *settings), config=config)
+    return ComparedRun(name=name, settings=(*GRPO, *settings), config=config, features=features)
 
 
 WHOLE_RUNS = (
@@ -129,7 +133,7 @@ WHOLE_RUNS = (
     _grpo("hf_grpo"),
     ComparedRun(name="prompts_gae", settings=(), config=PROMPTS),
     _grpo("prompts_grpo", f"{ACTOR}.use_kl_loss=true", config=PROMPTS),
-    ComparedRun(name="program", settings=GRPO, config=PROGRAM),
+    ComparedRun(name="program", settings=GRPO, config=PROGRAM, features=("programs",)),
     ComparedRun(name="vllm_grpo", settings=(*GRPO, f"{ROLLOUT}.name=vllm"), alone=True),
     ComparedRun(
         name="two_ranks",
@@ -190,9 +194,14 @@ PARTS_OF_A_RUN = (
         ),
     ),
     # Nothing that watches or records.
-    _grpo("unwatched", "trainer.alarms=off", "agent.episodes_keep=0"),
+    _grpo(
+        "unwatched",
+        "trainer.alarms=off",
+        "agent.episodes_keep=0",
+        features=("alarms", "records"),
+    ),
     _grpo("observation_loss", "agent.observation_loss_coef=0.5", f"{ACTOR}.entropy_coeff=0.01"),
-    _grpo("record_gradients", "agent.record_gradients=true"),
+    _grpo("record_gradients", "agent.record_gradients=true", features=("records",)),
     _grpo("pf_ppo", "algorithm.use_pf_ppo=true"),
     _grpo("seq_mean", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"),
     _grpo("packed", "actor_rollout_ref.model.use_remove_padding=true"),

@@ -12,7 +12,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from features.verl.verl_modules import rewritten, translate
+from training.features import require_feature
+
+require_feature("verl", "scripts/verl_imports.py")
+
+from features.verl.verl_modules import rewritten, translate  # noqa: E402
 
 
 def main() -> int:

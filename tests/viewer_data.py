@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import zlib
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from features.viewer.command import main
+from features.viewer.data_files import unpack as unpack_bytes
 from features.viewer.list_columns import TEXTS
 
 CALL = re.compile(r'viewerData\("([\w/]+)","([\w+/=]+)"\);\n')
@@ -21,18 +21,7 @@ def unpack(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the header and the arrays of a data file."""
     match = CALL.fullmatch(path.read_text())
     assert match and str(path.with_suffix("")).endswith(match[1])
-    content = zlib.decompress(base64.b64decode(match[2]))
-    start = 4 + int.from_bytes(content[:4], "little")
-    header = json.loads(content[4:start])
-    arrays: dict[str, np.ndarray] = {}
-    for name, entry in header["arrays"].items():
-        if isinstance(entry, str):
-            arrays[name] = arrays[entry]
-            continue
-        dtype, entries, position, repeated = entry
-        array = np.frombuffer(content, dtype=dtype, count=entries, offset=start + position)
-        arrays[name] = np.repeat(array, repeated) if repeated else array
-    return header, arrays
+    return unpack_bytes(zlib.decompress(base64.b64decode(match[2])))
 
 
 def make_viewer(*runs: Path) -> Path:
@@ -49,8 +38,8 @@ def manifest(viewer: Path) -> dict[str, Any]:
 def listed(viewer: Path) -> list[dict[str, Any]]:
     """Returns the rows of the list, texts and all."""
     rows = []
-    for path in sorted((viewer / "data/list").iterdir(), key=lambda file: int(file.stem)):
-        header, arrays = unpack(path)
+    for part in manifest(viewer)["parts"]:
+        header, arrays = unpack(viewer / f"data/list/{part['number']}.js")
         for i, episode_id in enumerate(header["ids"]):
             row = {"id": episode_id, **{name: array[i] for name, array in arrays.items()}}
             for name in TEXTS:

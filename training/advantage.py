@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from data.array_ops import row_blocks
+from data.own_names import keep_own
 from data.protocol import FIELDS, DataProto
 from training import core_algos as algos
 from training.batch.episode_rows import REWARD_INFO, EpisodeRows, group_keys
@@ -22,6 +23,8 @@ from training.core_algos.masked_ops import at_least_float32, masked_whiten
 # importance weights come with a correction alone.
 OPTIONAL_FIELDS = ("turn_ids", "anchors", "rollout_is_weights")
 # Fields that no estimator reads, although they have the width of a response.
+# Columns by which an estimator tells agents apart.
+ROLES = {"role", "agent_role", "agent_conversation"}
 TOKEN_FIELDS = ("prompts", "attention_mask", "position_ids", "input_ids")
 
 
@@ -201,8 +204,13 @@ def _estimate(
     fields.setdefault("turn_ids", torch.zeros_like(fields["response_mask"]))
     columns = {name: episodes.column(name) for name in data.non_tensor_batch}
     # verl's estimators know what the reward function gives by its plain name.
-    for name in list(columns):
-        columns[name.removeprefix(REWARD_INFO)] = columns[name]
+    infos = {}
+    for name, values in columns.items():
+        if name.startswith(REWARD_INFO):
+            infos[name.removeprefix(REWARD_INFO)] = values
+    # But for what the trainer knows by that name.
+    taken = ROLES | (columns.keys() & FIELDS.keys())
+    columns |= keep_own(infos, taken, "what the reward function gives beside a score")
     everyone = np.full(len(episodes.first), "policy")
     role = columns.get("role", columns.get("data_source", everyone))
     available = {

@@ -44,11 +44,11 @@ from workers.model.mini_batches import global_counts
 
 logger = logging.getLogger(__name__)
 
-# Of the made-up rows: tokens of a prompt, and of a response at most.
+# The made-up rows have so many tokens in a prompt, and in a response at most.
 PROMPT_LENGTH = 2
 RESPONSE_LENGTH = 6
 GROUPS = 2
-# What gives the inputs of an estimator, and of a loss, that not every run has.
+# These settings give an estimator or a loss the inputs that not every run has.
 GIVEN_BY = {
     "rollout_is_weights": "algorithm.rollout_correction.rollout_is gives them",
     "rollout_log_probs": "actor_rollout_ref.rollout.calculate_log_probs=true gives them",
@@ -193,7 +193,7 @@ def _try_estimator(config: PPOConfig, batch: DataProto) -> Iterator[str]:
         yield _sentence(error, function, f"estimator '{name}'")
 
 
-# What an estimator may take beside fields of the batch (training/advantage.py).
+# An estimator may take these beside fields of the batch (training/advantage.py).
 _ALWAYS_OFFERED = (
     "token_level_rewards",
     "gamma",

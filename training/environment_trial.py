@@ -17,6 +17,7 @@ from custom.env import BadEnvironment, Message, Task
 from custom.model_errors import UnknownModel, with_cause_first
 from custom.tools.chat_form import WrongForm, reading_problem
 from custom.trial import MAX_TRIAL_S, Trial
+from data.template_check import check_template
 from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import ATTEMPT
 from training.config import PPOConfig
@@ -97,7 +98,7 @@ def try_environments(
             if problem:
                 problems.append(problem)
                 continue
-            tokens.check_template(tools=tools)
+            check_template(tokens, tools=tools)
             problems += trial.problems(index, specs, tools)
     return problems
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from custom.env_calls import call_method
 from data.array_ops import object_array
+from data.batch_fields import GIVEN_FIELDS
+from data.own_names import keep_own
 from data.protocol import DataProto
 from training.run.data_position import Rows
 from training.run.metrics.episode_metrics import episode_metrics
@@ -42,15 +44,16 @@ def as_tasks(rows: Sequence[Any]) -> Rows:
 def add_row_columns(described: DataProto) -> None:
     """Adds the tasks' columns to the described episodes, as a reward manager reads them.
 
-    What the description has keeps its value, but for `data_source`, which is the row's.
+    What the description has keeps its value, but for `data_source`, which is the row's; a row's own
+    column of such a name is called `own_NAME`.
     """
     columns = described.non_tensor_batch
     tasks = columns["task"]
     # A dict keeps the order in which columns appear.
     names = dict.fromkeys(name for task in tasks for name in task)
-    for name in names:
-        if name not in columns or name == "data_source":
-            columns[name] = object_array([task.get(name) for task in tasks])
+    own = {name: object_array([task.get(name) for task in tasks]) for name in names}
+    taken = (columns.keys() | GIVEN_FIELDS) - {"data_source"}
+    columns |= keep_own(own, taken, "the dataset's rows: a column")
 
 
 def described(prompts: DataProto, samples: int, first_group: int, *, rollout: Any) -> DataProto:

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import importlib
 import keyword
+import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,6 +29,11 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parents[1] / "features"
 # What features/ held when scripts/feature_index.py was last run.
 INDEX = Path(__file__).with_name("feature_index.yaml")
+
+
+logger = logging.getLogger(__name__)
+# What takes seconds to import; a feature.py is read by every command.
+HEAVY = "torch"
 
 
 class FeatureError(ImportError):
@@ -152,19 +160,41 @@ def _read(file: Path) -> Feature:
             f"{folder_of(name)} is no name of a Python package: rename the folder, to letters, "
             "digits and _"
         )
-    try:
+    was_there = HEAVY in sys.modules
+    with _told_as(shown):
         module = importlib.import_module(f"{FOLDER.name}.{name}.feature")
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise FeatureError(
-            f"{shown} cannot be imported: {type(error).__name__}: {error}; mend it, or take the "
-            "folder away"
-        ) from error
+    if HEAVY in sys.modules and not was_there:
+        logger.warning(
+            "%s imports %s, so that every command, --help too, waits for it: name modules as text "
+            '("module:function"), or import it in the functions that need it',
+            shown,
+            HEAVY,
+        )
     feature = vars(module).get("FEATURE")
     if not isinstance(feature, Feature):
         raise FeatureError(f"{shown} has no FEATURE = Feature(...)")
     return feature
+
+
+@contextmanager
+def _told_as(what: str) -> Iterator[None]:
+    """Tells in a sentence what an import in the block raises, whatever it is.
+
+    A module that ends the program as it is imported, by `sys.exit()`, would end a run as if it had
+    been made.
+
+    Raises:
+        FeatureError: it cannot be imported.
+    """
+    try:
+        yield
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise FeatureError(
+            f"{what} cannot be imported: {type(error).__name__}: {error}; mend it, or take the "
+            "folder away"
+        ) from error
 
 
 def _require_one(attribute: str, names: Mapping[str, Iterable[str]]) -> None:
@@ -260,13 +290,8 @@ def brought(attribute: str) -> Iterator[Any]:
     """
     for feature, place in named(attribute):
         module, _, name = place.partition(":")
-        try:
+        with _told_as(f"{attribute}={place!r} of {folder_of(feature)}/feature.py"):
             found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, SyntaxError) as error:
-            raise FeatureError(
-                f"{attribute}={place!r} of {folder_of(feature)}/feature.py cannot be imported: "
-                f"{type(error).__name__}: {error}; mend it, or take the folder away"
-            ) from error
         yield found
 
 

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 RAISES = False
 
 Metrics = dict[str, float]
-# What an observer does not keep to itself: Ctrl-C, a generator's end, and memory that ran out.
+# An observer does not keep these to itself: Ctrl-C, a generator's end, and memory that ran out.
 PASSED_ON = (KeyboardInterrupt, GeneratorExit, MemoryError, torch.OutOfMemoryError)
 # A checkpoint is read without code of anybody's, and so without larger numbers than these.
 LARGEST_BITS = 2000
@@ -227,7 +227,7 @@ class Observers:
         self.run = run
         self.named = dict(named)
         self.off: set[str] = set()
-        # Of observers that this run does without, as a checkpoint had them.
+        # A checkpoint's states of observers that this run does without.
         self._others_states: dict[str, Any] = {}
         # The last good state of each observer that has one.
         self._last_states: dict[str, Any] = {}

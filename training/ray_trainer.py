@@ -26,6 +26,8 @@ from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
 from custom.reward_managers.unscored import UNSCORED
+from data.batch_fields import GIVEN_FIELDS
+from data.own_names import keep_own
 from data.prompt_rows import PromptCollator
 from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
@@ -383,7 +385,7 @@ class PPOTrainer:
     def _begin_update(self, generated: GeneratedStep) -> tuple[DataProto, Metrics]:
         """Marks the update as begun; returns batch, groups that are too old masked, and metrics."""
         self.position = generated.position
-        # What is written meanwhile is to be there where the rest of the step fails.
+        # The rest of the step may fail: what is written meanwhile stays.
         self.saver.poll()
         self.in_step = True
         staleness = self.step_source.mask_stale_groups(generated.batch, self.global_steps)
@@ -425,6 +427,9 @@ class PPOTrainer:
         They have a `uid` for each prompt, and what seeds the sampling.
         """
         prompts = DataProto.from_single_dict(rows)
+        prompts.non_tensor_batch = keep_own(
+            prompts.non_tensor_batch, GIVEN_FIELDS, "the dataset's rows: a column"
+        )
         batch = prompts.repeat(repeat, interleave=True)
         batch.meta_info = self._step_info(validate, step)
         groups = range(first_group, first_group + len(prompts))

@@ -21,8 +21,10 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.env_calls import takes_keyword
 from custom.reward_manager import NaiveRewardManager, get_reward_manager_cls
+from custom.reward_managers.unscored import UNSCORED
 from data.loading import load_extern_object
 from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
+from data.own_names import keep_own
 from data.protocol import DataProto
 from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
@@ -89,8 +91,8 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
             "reward_tensor" and "reward_extra_info": name -> one value per row.
     Returns:
         rewards (batch, response_len) float32 on the batch's device, and extra infos as lists of
-        length batch, under their own names; in validation an info named "reward" gives way to the
-        trainer's own.
+        length batch, under their own names; in validation one named "reward" is "own_reward",
+        beside the trainer's.
     Raises:
         ValueError: another shape, or NaN or infinite rewards; it names the rows.
     """
@@ -110,6 +112,10 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
         )
     mask = data.batch["response_mask"]
     infos = _check_infos(result.get("reward_extra_info", {}), len(mask))
+    marks = infos.get(UNSCORED, [])
+    # Else they are values of a user's, not marks of rows without a score.
+    if not all(mark is None or isinstance(mark, bool) for mark in marks):
+        infos = keep_own(infos, (UNSCORED,), "what the reward function gives beside a score")
     rewards = _as_tensor(result["reward_tensor"], mask)
     if rewards.dim() == 1:
         return place_outcome_rewards(rewards, mask), infos

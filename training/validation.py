@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from data.own_names import keep_own
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.config.side_services import side_names
@@ -117,7 +118,8 @@ def _validate_batch(
     trainer.val_generations += _log_generations(trainer, batch, most=left_to_log)
     episodes = EpisodeRows(batch, by_conversation=False)
     values = {}
-    for name, row_values in infos.items():
+    own_infos = keep_own(infos, ("reward",), "what the reward function gives beside a score")
+    for name, row_values in own_infos.items():
         values[name] = [row_values[row] for row in episodes.last]
     values["reward"] = episode_rewards(batch, episodes, scores)
     return batch.select_idxs(episodes.first), values, episodes.lengths.tolist()

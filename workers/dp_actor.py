@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from data.own_names import keep_own
 from data.protocol import DataProto
 from training import core_algos as algos
 from training.batch.head import BANNED, EntropyMode
@@ -36,17 +37,17 @@ from workers.model.loss_fields import (
     loss_fields,
     with_forward_fields,
 )
-from workers.model.micro_batches import iter_micro_batches
+from workers.model.micro_batches import iter_micro_batches, scatter_tokens
 from workers.model.packing import ForwardBatch
 from workers.model.policy_model import PolicyModel
 from workers.model.probe_set import UpdateProbes
 from workers.model.update_loop import MicroLoss, UpdateLoop
+from workers.model.update_metrics import StepNames
 from workers.ranks.process_groups import world_size
 
 # A loss, and its metrics.
 Loss = tuple[Tensor, dict[str, Any]]
-# Of the importance weights' metrics those that are means over tokens, which micro-batches add up
-# to.
+# These metrics of the importance weights are means over tokens, which micro-batches add up to.
 WEIGHT_MEANS = ("rollout_is_mean", "rollout_is_oob_ratio")
 
 
@@ -181,6 +182,8 @@ class DataParallelPPOActor(UpdateLoop):
             loss = loss + config.kl_loss_coef * kl_loss
             metrics["actor/kl_loss"] = kl_loss / ranks
         metrics.update(weight_metrics)
+        if "routed_experts" in micro.batch:
+            metrics.update(self._measure_routing(inputs, mask, counts))
 
         # Where the policy's model has values (critic.share_backbone).
         if values:
@@ -195,6 +198,26 @@ class DataParallelPPOActor(UpdateLoop):
             metrics["actor/observation_loss"] = observation_loss
 
         return MicroLoss(loss, metrics, fields, outputs)
+
+    def _measure_routing(
+        self, inputs: ForwardBatch, mask: Tensor, counts: GlobalBatchInfo
+    ) -> dict[str, Tensor]:
+        """Measures how far the engine's choices of experts are from the model's own.
+
+        Returns: this micro-batch's shares of means over sampled tokens, of the states that predict
+            them.
+        """
+        assert inputs.router_pass is not None
+        per_token = {
+            "actor/router_replay_differing": inputs.router_pass.share_differing(),
+            "actor/router_replay_absent": inputs.router_pass.share_absent(),
+        }
+        metrics = {}
+        for name, values in per_token.items():
+            states = values[inputs.logit_positions]  # (N,)
+            shares = scatter_tokens(states, inputs, mask.shape)  # (rows, response_len)
+            metrics[name] = algos.token_fraction(shares, mask, counts)
+        return metrics
 
     def _observation_loss(self, log_prob: Tensor, fields: LossFields, micro: DataProto) -> Tensor:
         """Computes this micro-batch's share of the mean loss of the environment's tokens."""
@@ -253,7 +276,8 @@ class DataParallelPPOActor(UpdateLoop):
         metrics: dict[str, Any] = {"actor/pg_loss": loss / world_size()}
         # A plain number is the micro-batch's mean, as losses written for verl return it.
         share = token_share(fields["response_mask"], counts)
-        for metric, value in loss_metrics.items():
+        own = keep_own(loss_metrics, StepNames(), f"what the policy loss {name} measures")
+        for metric, value in own.items():
             metrics[metric] = value if isinstance(value, Tensor) else value * share
         return loss, metrics
 

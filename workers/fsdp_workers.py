@@ -31,12 +31,14 @@ from workers.model.lora import adapter_export, without_adapters
 from workers.model.loss_fields import (
     FORWARD_FIELDS,
     POLICY_AND_VALUE_UPDATE_FIELDS,
+    POLICY_FORWARD_FIELDS,
     POLICY_UPDATE_FIELDS,
 )
 from workers.model.packing_check import check_forward, check_training
 from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.model.probe_set import ReadProbes, SyncProbes
 from workers.model.probes_of_run import open_read_probes, open_sync_probes
+from workers.model.router_replay import check_routers, open_routers
 from workers.ranks import memory, offload, process_groups, sharding, worker_process
 from workers.ranks.dispatch import Dispatch, register
 from workers.reward_model_worker import RewardModelWorker as RewardModelWorker
@@ -168,6 +170,9 @@ class ActorRolloutRefWorker(TrainingWorker):
         if trainable:
             check_forward(lm)
             check_training(lm)
+        if trainable and self.config.replays_routing:
+            open_routers(lm)
+            check_routers(lm)
         if trainable and self.config.critic.share_backbone:
             lm = PolicyValueModel(lm)
         # A teacher of another folder leaves out the ids that the policy leaves out.
@@ -321,7 +326,11 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     # --- Log-probs ---
 
-    @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
+    @register(
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=POLICY_FORWARD_FIELDS,
+        ranks_per_chunk="ranks_per_sequence",
+    )
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Computes `old_log_probs` and `entropys`, (B, response_len) each.
 

@@ -8,6 +8,7 @@ generator of their own. Invariant: the same seed and logits give the same token,
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
@@ -16,6 +17,7 @@ from data.play_counts import PLAYED
 from training.config import RolloutConfig
 from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec, torch_dtype
+from workers.model.router_replay import RouterPass, open_routers, routed
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.cached_rows import CachedRows, may_pad_rows
 from workers.rollout.engine import Completion, FinishReason, NamedTensors, Sampling
@@ -32,6 +34,8 @@ class PendingRequest:
     generator: torch.Generator
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    # (tokens, layers, experts of a token), of each pass.
+    experts: list[np.ndarray] = field(default_factory=list)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -49,6 +53,7 @@ class PendingRequest:
             token_ids=self.token_ids,
             log_probs=self.log_probs,
             finish_reason=self.finish_reason or "abort",
+            routed_experts=np.concatenate(self.experts) if self.experts else None,
         )
 
 
@@ -60,6 +65,7 @@ class HFRollout(BaseRollout):
     casts_weights = True
     counts_tokens = True
     bans_tokens = True
+    tells_experts = True
 
     def __init__(
         self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None
@@ -70,6 +76,8 @@ class HFRollout(BaseRollout):
         self.device = model_config.device
         self.module = model_config.empty_causal_lm(torch_dtype(config.dtype)).to(self.device).eval()
         self.banned_token_ids = list(banned_token_ids(config, model_config))
+        if config.enable_rollout_routing_replay:
+            self.routers = open_routers(self.module)
         self.pending: dict[str, PendingRequest] = {}
         # Whether rows of unequal length may lie side by side; None: no weights have come yet.
         self.pads_rows: bool | None = None
@@ -146,7 +154,11 @@ class HFRollout(BaseRollout):
             if 2 * len(running) <= len(batch):
                 rows.keep(running)
                 batch = [batch[i] for i in running]
-            logits = self._without_banned(rows.next_logits())  # (B, vocab)
+            router_pass = None if self.routers is None else RouterPass()
+            with routed(router_pass):
+                logits = self._without_banned(rows.next_logits())  # (B, vocab)
+            if self.routers is not None and router_pass is not None:
+                append_experts(batch, rows, router_pass.all_chosen().to(self.routers.dtype))
             generators = [request.generator for request in batch]
             tokens, log_probs = sample_tokens(logits, sampling, generators)
             append_tokens(batch, tokens, log_probs)
@@ -166,6 +178,20 @@ def append_tokens(batch: Sequence[PendingRequest], tokens: Tensor, log_probs: Te
         if request.finish_reason is None:
             request.token_ids.append(token)
             request.log_probs.append(log_prob)
+
+
+def append_experts(batch: Sequence[PendingRequest], rows: CachedRows, experts: Tensor) -> None:
+    """Adds what the last pass over the rows chose to each request that still runs.
+
+    Args:
+        experts: (tokens of the pass, layers, experts of a token), padding's too.
+    """
+    width = rows.ids.shape[1]
+    by_row = experts.unflatten(0, (len(batch), width)).cpu()  # (B, width, layers, k)
+    is_real = rows.mask[:, -width:].bool().cpu()
+    for request, row, kept in zip(batch, by_row, is_real, strict=True):
+        if request.finish_reason is None:
+            request.experts.append(row[kept].numpy())
 
 
 def shared_settings(sampling: Sampling) -> Sampling:

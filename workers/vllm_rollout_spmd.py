@@ -28,6 +28,7 @@ from training.config.engine_cache import cache_settings
 from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec
 from workers.model.lora import target_layers
+from workers.model.router_replay import Routers, open_routers
 from workers.rollout import vllm_repairs
 from workers.rollout.absent_torchvision import register_models
 from workers.rollout.base_rollout import BaseRollout
@@ -41,6 +42,7 @@ from workers.rollout.engine import (
     read_finish_reason,
 )
 from workers.rollout.kv_cache import kv_cache_bytes, plan_reserved_cache
+from workers.rollout.vllm_routing import SlotChoices, native_args, of_layers_with_experts
 from workers.vllm_text_part import architectures, text_part_args
 from workers.weight_sync.load_trial import LoadTrial
 from workers.weight_sync.manifest import Manifest, as_announced, refuse
@@ -84,6 +86,7 @@ class vLLMRollout(BaseRollout):
     takes_adapters = True
     reads_folder = True
     bans_tokens = True
+    tells_experts = True
     is_tried = True
 
     def __init__(
@@ -109,6 +112,8 @@ class vLLMRollout(BaseRollout):
         self.done: list[Any] = []
         self.adapter: Any = None
         set_engine_environment()
+        if config.enable_rollout_routing_replay:
+            self.routers = open_routers(self.saved.model)
         args = self.engine_args(model_config)
         if args["max_model_len"] < self.max_model_len:
             raise ValueError(
@@ -120,6 +125,10 @@ class vLLMRollout(BaseRollout):
         self.changed: set[str] = set()
         with preserved_rng(), nameless_segments():
             self.engine = self._build(args, model_config)
+        # On a CPU vLLM does not keep the choices itself.
+        self.choices: SlotChoices | None = None
+        if self.routers is not None and self.on_cpu:
+            self.choices = SlotChoices(self.engine, self.routers)
         banned = banned_token_ids(config, model_config)
         if banned:
             self.engine.apply_model(partial(never_sample, banned))
@@ -138,7 +147,9 @@ class vLLMRollout(BaseRollout):
         try:
             engine_args = EngineArgs(**args)
             make_room_for_experts(engine_args)
-            with vllm_repairs.kept_classes() as own_classes, mended:
+            content = spec.hf_config.get_text_config().to_dict()
+            alike = vllm_repairs.built_as_by_transformers(content)
+            with vllm_repairs.kept_classes() as own_classes, mended, alike:
                 engine = LLMEngine.from_engine_args(engine_args)
         except (NotImplementedError, AttributeError, AssertionError) as error:
             raise ValueError(
@@ -221,6 +232,8 @@ class vLLMRollout(BaseRollout):
             if "kv_lora_rank" in content and cfg.dtype == "float32":
                 # That of AMX, which vLLM prefers for DeepSeek's attention, reads two bytes alone.
                 args["attention_backend"] = "CPU_MLA"
+        elif cfg.enable_rollout_routing_replay:
+            args |= native_args(cache.prefix_caching)
         args |= text_part_args(spec)
         return args | cfg.engine_kwargs.get("vllm", {})
 
@@ -265,14 +278,23 @@ class vLLMRollout(BaseRollout):
 
     def step(self) -> list[Completion]:
         """Makes one step of the engine; returns what finished."""
-        finished = [output for output in self.engine.step() if output.finished]
-        outputs = [*self.done, *finished]
+        outputs = [*self.done, *self._finished()]
         self.done = []
         completions = []
         for output in outputs:
             max_tokens = self.max_tokens_of.pop(output.request_id)
-            completions.append(_completion(output, max_tokens))
+            completions.append(_completion(output, max_tokens, self.routers))
         return completions
+
+    def _finished(self) -> list[Any]:
+        """Makes one step of the engine; returns the outputs that finished, with their experts."""
+        finished = [output for output in self.engine.step() if output.finished]
+        if self.choices is not None:
+            for output in finished:
+                [sample] = output.outputs
+                computed = len(output.prompt_token_ids) + len(sample.token_ids) - 1
+                sample.routed_experts = self.choices.read(output.request_id, computed)
+        return finished
 
     def abort(self, request_id: str) -> None:
         """Takes the request out of vLLM's queue, or from among those that run."""
@@ -286,7 +308,7 @@ class vLLMRollout(BaseRollout):
             self._add(f"score-{i}", ids, max_tokens=1, temperature=0, prompt_logprobs=0)
         scored: dict[str, list[float]] = {}
         while len(scored) < len(sequences):
-            for output in self.engine.step():
+            for output in self._finished():
                 if not output.request_id.startswith("score-"):
                     self.done.append(output)
                     continue
@@ -422,7 +444,7 @@ class vLLMRollout(BaseRollout):
 VLLMRolloutSPMD = vLLMRollout
 
 
-def _completion(output: Any, max_tokens: int) -> Completion:
+def _completion(output: Any, max_tokens: int, routers: Routers | None) -> Completion:
     """Reads what vLLM sampled for a request that asked for `max_tokens`."""
     sample = output.outputs[0]
     ids = list(sample.token_ids)
@@ -434,12 +456,16 @@ def _completion(output: Any, max_tokens: int) -> Completion:
         VersionSpan(int(span.version), span.start, span.end)
         for span in sample.weight_versions or ()
     ]
+    experts = sample.routed_experts if routers is not None else None
+    if experts is not None and routers is not None and experts.shape[1] != len(routers.layers):
+        experts = of_layers_with_experts(experts, routers)
     return Completion(
         request_id=output.request_id,
         token_ids=ids,
         log_probs=log_probs,
         finish_reason=read_finish_reason(sample.finish_reason, len(ids), max_tokens),
         versions=tuple(versions),
+        routed_experts=experts,
     )
 
 
@@ -465,7 +491,7 @@ def never_sample(token_ids: Sequence[int], model: nn.Module) -> None:
 
     def compute_logits(*args: Any, **kwargs: Any) -> Any:
         logits = compute(*args, **kwargs)
-        # Of several ranks the first may have them alone.
+        # The first of several ranks may have them alone.
         if logits is None:
             return None
         return logits.index_fill(-1, banned.to(logits.device), -torch.inf)

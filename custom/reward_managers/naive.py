@@ -29,11 +29,14 @@ from custom.reward_managers.registry import register_reward_manager
 from custom.reward_managers.unscored import UNSCORED, Unscored, warn_of_unscored
 from custom.reward_score import default_compute_score
 from data.outcome_rewards import place_outcome_rewards
+from data.own_names import keep_own
 from data.protocol import DataProto
 from data.watchdog import beat
 
 # So much of a response is shown in an error message.
 MAX_SHOWN_CHARS = 200
+# A scoring function is told these beside a row's own extra_info.
+ADDED_INFOS = ("num_turns", "rollout_reward_scores")
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,16 @@ class NaiveRewardManager:
         compute_score(data_source=, solution_str=, ground_truth=, extra_info=, **reward_kwargs)
 
     where extra_info holds the row's own entries, `num_turns` (the prompt and each answer) and
-    `rollout_reward_scores`, what the rollout itself gave (`reward_scores` of the row, a dict).
+    `rollout_reward_scores`, what the rollout itself gave (`reward_scores` of the row, a dict); a
+    row's own entries of these names are `own_num_turns` and `own_rollout_reward_scores`.
 
     Args:
         tokenizer: decodes the responses, without special tokens.
         num_examine: rows per data source that are printed at each call.
         compute_score: returns a number, or a dict with "score" whose entries all become extra infos
             under their own names, "score" too; by default the built-in rules by data source. An
-            entry named "reward" scores nothing, and in validation the trainer's own "reward", the
-            sum of each row's rewards, stands in its place.
+            entry named "reward" scores nothing, and is "own_reward" in validation, beside the
+            trainer's, the sum of each row's rewards.
         reward_fn_key: the column that holds the data source.
         max_resp_len, overlong_buffer_cfg: take reward from responses that come near the limit, in
             tokens (arXiv:2503.14476, eq. 13): with a buffer of `len` = b before the limit L a
@@ -129,6 +133,10 @@ class NaiveRewardManager:
             for result, sample in zip(results, samples, strict=True)
         ]
         infos = _extra_infos(results, scores)
+        taken = {UNSCORED}
+        if self.buffer is not None and self.buffer.log:
+            taken |= {"overlong_reward", "overlong"}
+        infos = keep_own(infos, taken, f"what {self.score_name} returns")
         if warn_of_unscored(results):
             infos[UNSCORED] = [isinstance(result, Unscored) for result in results]
         response_mask = mask_of_responses(data.batch)
@@ -160,7 +168,8 @@ class NaiveRewardManager:
             num_turns = tensors["turn_ids"].amax(1).add(2).tolist()
         samples = []
         for row, text in enumerate(texts):
-            extra_info = dict(extra_infos[row] or {})
+            given = extra_infos[row] or {}
+            extra_info: dict[str, Any] = keep_own(given, ADDED_INFOS, "a row's extra_info")
             extra_info["num_turns"] = num_turns[row]
             extra_info["rollout_reward_scores"] = rollout_scores[row] or {}
             sample = RewardSample(

@@ -1,6 +1,8 @@
 """What every parser of tool calls is made of: its interface, and calls as decoded JSON values."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from custom.tools.calls import ToolCall
@@ -11,6 +13,9 @@ ARGUMENT_KEYS = ("arguments", "parameters", "args", "action_input", "tool_input"
 CERTAIN_WRAPPERS = ("tool_calls", "tool_call", "function_call")
 OPENAI_KEYS = ("tool_calls", "function_call", "function")
 WRAPPER_KEYS = (*CERTAIN_WRAPPERS, "function", "action", "tool")
+# What may stand behind a cut: letters go on with a word, and no form begins or ends with these.
+GOES_ON = "0a"
+CUT = "a limit cut the turn before this call was finished: it was not executed"
 # A call is looked for so many objects and lists deep.
 MAX_WRAPPERS = 5
 # `{"name": "Bob"}` and `{"action": "north"}` are data; with arguments beside the name they are
@@ -25,6 +30,37 @@ class ActionParser(ABC):
     @abstractmethod
     def parse(self, text: str) -> list[ToolCall]:
         """Returns the calls in order of appearance; empty where there is none."""
+
+    def parse_cut(self, text: str) -> list[ToolCall]:
+        """Returns the calls of a turn that a limit cut; what is not finished has the kind `cut`.
+
+        A call is finished where the text's end has no part in it: it is the same without the last
+        character, and with further ones. So it holds for any form, one without a closing marker
+        too; forms that have one override this.
+        """
+        calls = self.parse(text)
+        if not calls:
+            return calls
+        shorter = self.parse(text.rstrip()[:-1])
+        longer = self.parse(text + GOES_ON)
+        finished = 0
+        while _is_same(finished, calls, shorter) and _is_same(finished, calls, longer):
+            finished += 1
+        if finished == len(calls) and calls[-1].error_kind == "bad_json":
+            # What cannot be read may lack its end.
+            finished -= 1
+        return [*calls[:finished], *[as_cut(call) for call in calls[finished:]]]
+
+
+def _is_same(place: int, calls: Sequence[ToolCall], others: Sequence[ToolCall]) -> bool:
+    """Checks whether two lists have the same call at a place."""
+    return place < min(len(calls), len(others)) and calls[place] == others[place]
+
+
+def as_cut(call: ToolCall) -> ToolCall:
+    """Returns a call as one that is not executed, since a limit cut it."""
+    told = f"{CUT} ({call.error})" if call.error else CUT
+    return replace(call, error_kind="cut", error=told)
 
 
 def calls_in(value: Any, certain: bool = False, depth: int = 0) -> list[ToolCall]:

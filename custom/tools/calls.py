@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from custom.env import Observation
 
 ErrorKind: TypeAlias = Literal[
-    "", "unknown_tool", "bad_json", "bad_arguments", "exception", "timeout"
+    "", "unknown_tool", "bad_json", "cut", "bad_arguments", "exception", "timeout"
 ]
 # The name under which calls of no registered tool are counted: a model's inventions are no
 # metric's names.

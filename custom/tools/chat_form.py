@@ -47,7 +47,7 @@ OTHER_NAME = "find"
 OTHER_ARGUMENTS: dict[str, Any] = {"topic": "x y"}
 RESULT = "twelvewerefound"
 QUESTION = [{"role": "user", "content": "Hello"}]
-# What a template that renders no calls may still announce in its own text.
+# A template that renders no calls may still announce these in its own text.
 ANNOUNCED = {
     "qwen3_xml": r"<function=.*<parameter=|<parameter=.*<function=",
     "glm": r"<arg_key>",

@@ -1,7 +1,7 @@
 """The tools that a model may call, by name, and the execution of single calls.
 
 Invariant: no call raises, whatever the model wrote and whatever a tool did. A call that fails
-becomes an observation that says why, under one of five kinds: unknown_tool, bad_json,
+becomes an observation that says why, under one of six kinds: unknown_tool, bad_json, cut,
 bad_arguments, exception, timeout. Only the environment's own failures pass through, since they end
 the episode.
 """
@@ -41,7 +41,7 @@ from data.warn_once import warn_once
 # Calls of one tool that have run into its deadline and still run; while there are so many it is not
 # called again.
 MAX_HANGING = 4
-# What a model can write in a call, and chat APIs take: letters, digits and these signs.
+# A model can write these signs in a call, and chat APIs take them, beside letters and digits.
 TOOL_NAME = re.compile(r"[\w.:/-]+")
 # Characters of an invented tool's name that the model is shown.
 MAX_NAME_CHARS = 100
@@ -80,6 +80,12 @@ class ToolRegistry:
             raise ValueError(
                 f"{where}: a tool cannot be named {definition.name!r}: a name has letters, digits "
                 f"and _ - . : / alone, as models and chat APIs write it; {possible!r} can be"
+            )
+        if definition.name == "unknown":
+            where = located(tool.execute, type(tool).__name__)
+            raise ValueError(
+                f"{where}: a tool cannot be named 'unknown', as metrics count calls of tools that "
+                "there are not under that name; give it another"
             )
         if self.tools.get(definition.name, tool) is not tool:
             raise ValueError(

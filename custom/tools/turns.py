@@ -14,6 +14,7 @@ from custom.tools.calls import UNKNOWN, CallRecord, ToolCall
 from custom.tools.families import FamilyParser, said_in
 from custom.tools.parsers import ActionParser
 from custom.tools.registry import MAX_NAME_CHARS, ToolRegistry
+from data.cut_text import CutText
 
 # The most calls of one turn.
 MAX_CALLS = 32
@@ -94,8 +95,8 @@ class MultiTurnManager:
     """Executes the calls in a model's texts, and keeps the turns.
 
     Every call of a text is executed, in order, up to MAX_CALLS and until one of them ends the
-    episode. The results are the observation. A text without a call goes to the environment; where
-    there is none it is the final answer.
+    episode; of a CutText those that are finished. The results are the observation. A text without a
+    call goes to the environment; where there is none it is the final answer.
     """
 
     registry: ToolRegistry
@@ -127,7 +128,7 @@ class MultiTurnManager:
     def _play(self, text: str) -> ToolTurn:
         calls = [
             call
-            for call in self.parser.parse(text)
+            for call in calls_of(text, self.parser)
             if call.name in self.registry.tools or not call.may_be_text
         ]
         if calls:
@@ -162,6 +163,11 @@ class MultiTurnManager:
         return ToolTurn(
             observation=observation, reward=reward, done=done, info=info, calls=tuple(records)
         )
+
+
+def calls_of(text: str, parser: ActionParser) -> list[ToolCall]:
+    """Reads a turn's calls; of a turn that a limit cut, those that are not finished say so."""
+    return parser.parse_cut(text) if isinstance(text, CutText) else parser.parse(text)
 
 
 def _result_messages(

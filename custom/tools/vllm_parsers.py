@@ -4,7 +4,8 @@ vLLM's parsers serve a finished answer, and many return a call that lacks its la
 text is cut. So the template's own rendering says what opens and what closes a call: what was opened
 last and is not closed is not shown to vLLM at all, and arguments must be whole JSON objects.
 
-Invariant: a call that is returned was closed by its marker, or is whole JSON.
+Invariant: a call that is returned was closed by its marker, or is whole JSON; of a turn that a
+limit cut, the former alone, or what stands before further text.
 """
 
 import json
@@ -17,7 +18,7 @@ from custom.tools.calls import ToolCall, WrittenValue
 from custom.tools.families.family import FamilyParser, ReadTurn, TemplateFacts
 
 PREFIX = "vllm:"
-# What a marker looks like: <…> or […] in capitals.
+# A marker looks like <…>, or […] in capitals.
 _MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
@@ -136,6 +137,12 @@ class VLLMParser(FamilyParser):
             text=said.strip(),
             calls=(*calls, *cut),
         )
+
+    def parse_cut(self, text: str) -> list[ToolCall]:
+        """Returns the calls of a turn that a limit cut."""
+        if self.closes:
+            return super().parse_cut(text)
+        return self.parse_unclosed(text)
 
     def _calls_at(self, text: str, opening: re.Match[str]) -> tuple[list[ToolCall], int]:
         raise AssertionError("vLLM reads a text as a whole")

@@ -231,7 +231,7 @@ def play(chat: Chat, model: ModelSpec, engine: BaseRollout) -> int:
         signals.close()
         if person is not None:
             episode.task = person.task
-        # What `PersonEngine` gave up.
+        # `PersonEngine` gave these up.
         if chat.role == "policy" and episode.ending == "engine_error":
             _leave(episode)
         return _record(chat, rollout, described, episode)

@@ -110,7 +110,7 @@ def _written_weights(folder: Path, dtype: torch.dtype) -> Iterator[tuple[str, Te
 def _write_config(model: CheckpointModel, out: Path, dtype: str) -> None:
     """Writes config.json, with the type of the weights and the class that reads them."""
     config: Any = read_model_config(model.huggingface)
-    # Of a model whose language part was trained the rest keeps its type, and the class its name.
+    # Where the language part alone was trained, the rest keeps its type and the class its name.
     if language_config(config) is config:
         config.dtype = torch_dtype(dtype)
         model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]

@@ -4,11 +4,15 @@ An engine says itself what it reserves, and whether it gives it back while the t
 (`Engine.plan_memory`). Invariant: nothing here knows an engine's name.
 """
 
+import logging
 from dataclasses import replace
 from functools import cached_property
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+from transformers import Cache
 
 from features.memory_plan.live_memory import LiveMemory
 from features.memory_plan.planned_run import PlannedRun
@@ -17,6 +21,8 @@ from workers.model.builder import torch_dtype
 from workers.rollout.engine import PlannedMemory
 from workers.rollout.engine_registry import load_engine_class
 from workers.rollout.kv_cache import kv_cache_bytes
+
+logger = logging.getLogger(__name__)
 
 # Sampling a token takes so many bytes for each of the vocabulary: logits of 16 bits, and in float32
 # the logits, the scaled ones, log-probs, noise, its logarithm, and the difference of the last two.
@@ -81,15 +87,20 @@ class EnginePlan:
         """
         data = self.run.config.data
         num_rows = self._rows_in_batch()
-        # As many tokens for each row as there are, not whole blocks of them.
-        one_row = replace(self.run.rollout, max_num_seqs=1)
-        row_cache = kv_cache_bytes(self.run.spec, one_row, data.row_length, block=1)
-        cache = num_rows * row_cache
+        try:
+            cache, peak = self._last_step(num_rows)
+        # What a model's own code raises where its tensors have no numbers.
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+            logger.warning("the engine's cache is planned by the configuration alone: %s", error)
+            # As many tokens for each row as there are, not whole blocks of them.
+            one_row = replace(self.run.rollout, max_num_seqs=1)
+            row_cache = kv_cache_bytes(self.run.spec, one_row, data.row_length, block=1)
+            cache = peak = num_rows * row_cache
         # The first step has the prompts' part of the cache. All terms are of one moment, so that
         # what it lacks of the whole cache is taken off what it computes with.
         missing_cache = cache * data.max_response_length // data.row_length
         first_step = self._peak_of_prompts(num_rows) - missing_cache
-        last_step = SAMPLING_BYTES * num_rows * self.run.vocab_size
+        last_step = max(SAMPLING_BYTES * num_rows * self.run.vocab_size, peak - cache)
         return MemoryTerms(kv_cache=cache, activations=max(first_step, last_step))
 
     def _rows_in_batch(self) -> int:
@@ -97,9 +108,38 @@ class EnginePlan:
         num_engines = self.run.num_engine_ranks or self.run.num_ranks
         return min(self.run.rows_per_step // num_engines, self.run.rollout.max_num_seqs)
 
+    def _last_step(self, num_rows: int) -> tuple[int, int]:
+        """Runs the last step; returns the bytes of the whole cache, and the peak with them.
+
+        The model makes the cache, whatever its layers keep: keys and values, of all heads or a
+        window, or a state. A step makes a layer's anew, beside the old ones.
+        """
+        length = self.run.config.data.row_length
+        ids = torch.zeros(num_rows, length - 1, dtype=torch.long)
+        with self.mode, torch.no_grad():
+            cache = self.module(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+            with LiveMemory(self.module, NO_VOCABULARY) as memory:
+                for tensor in tensors_of(cache):
+                    memory.count(tensor)
+                self.module(
+                    input_ids=ids[:, :1],
+                    position_ids=torch.full((num_rows, 1), length - 1),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+        return sum(tensor.nbytes for tensor in tensors_of(cache)), memory.peak.total()
+
     def _peak_of_prompts(self, num_rows: int) -> int:
         """Runs the first step, all prompts at their full length; returns the bytes at its peak."""
         ids = torch.zeros(num_rows, self.run.config.data.max_prompt_length, dtype=torch.long)
         with self.mode, LiveMemory(self.module, NO_VOCABULARY) as memory, torch.no_grad():
             self.module(input_ids=ids, use_cache=False, logits_to_keep=1)
         return memory.peak.total()
+
+
+def tensors_of(cache: Cache) -> list[Tensor]:
+    """Lists the tensors that the layers of a cache hold, in whatever they hold them."""
+    found: list[Tensor] = []
+    for layer in getattr(cache, "layers", [cache]):
+        found += [leaf for leaf in tree_leaves(vars(layer)) if isinstance(leaf, Tensor)]
+    return found

@@ -39,12 +39,12 @@ class LiveMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation, and counts what it makes."""
         outputs = func(*args, **(kwargs or {}))
-        tree_map_only(Tensor, self._count, outputs)
+        tree_map_only(Tensor, self.count, outputs)
         if self.now.total() > self.peak.total():
             self.peak = self.now.copy()
         return outputs
 
-    def _count(self, tensor: Tensor) -> None:
+    def count(self, tensor: Tensor) -> None:
         """Counts a tensor's storage, unless it is known."""
         storage = tensor.untyped_storage()
         key = storage._cdata

@@ -327,7 +327,7 @@ class ProgramPool(contextlib.AbstractContextManager["ProgramPool", None]):
             python = argv.pop(0)
         where = (python, spec.preload, spec.variables)
         if where in self._launchers and self._launchers[where].is_lost:
-            # Whatever killed it cost the programs of its time alone.
+            # Its death cost the programs of its time alone.
             self._launchers.pop(where).stop()
         if where not in self._launchers:
             self._launchers[where] = Launcher(

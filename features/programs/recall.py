@@ -20,6 +20,8 @@ from custom.tools.calls import ToolCall
 from custom.tools.families import FamilyParser, said_in
 from custom.tools.families.family import typed_arguments
 from custom.tools.parsers import TAG, ActionParser
+from custom.tools.turns import calls_of
+from data.cut_text import CutText
 from features.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Call, Json
 from features.programs.protocols.protocol import THINKING_KEY, check_depth, tool_call
 from workers.rollout.speaker import NOBODY, Speaker
@@ -122,7 +124,8 @@ class Recall:
             text = text[thought.end() :].lstrip("\n")
         calls: list[Call] = []
         if asked.tools and asked.reads_calls:
-            calls = self._read_calls(asked.tools, text, number)
+            is_cut = answer.finish_reason == "length"
+            calls = self._read_calls(asked.tools, CutText(text) if is_cut else text, number)
         if calls:
             text = text.partition(TAG)[0].strip() if TAG in text else ""
         answered = AnsweredCompletion(
@@ -142,10 +145,13 @@ class Recall:
         """Does as `shown` with what a family's parser reads in a text."""
         assert isinstance(self.parser, FamilyParser)
         turn = self.parser.read(text)
+        found: Sequence[ToolCall] = turn.calls
+        if answer.finish_reason == "length":
+            found = self.parser.parse_cut(text)
         calls: list[Call] = []
         said = said_in(text, self.parser)
         if asked.tools and asked.reads_calls:
-            calls = self._calls_of(asked.tools, turn.calls, number)
+            calls = self._calls_of(asked.tools, found, number)
         if calls:
             said = turn.text
         answered = AnsweredCompletion(
@@ -173,7 +179,7 @@ class Recall:
         self, asked: AskedCompletion, answered: AnsweredCompletion, before: str
     ) -> AnsweredCompletion:
         """Remembers an answer that a client gets."""
-        # Of ids that are to be continued no messages are known.
+        # A request that continues ids has no messages.
         if asked.messages:
             self._remember(asked.speaker, before, answered)
         return answered
@@ -194,7 +200,9 @@ class Recall:
         """Reads the tool calls in a text; one that cannot be read leaves all of it text."""
         names = {tool["function"]["name"] for tool in tools}
         found = [
-            call for call in self.parser.parse(text) if call.name in names or not call.may_be_text
+            call
+            for call in calls_of(text, self.parser)
+            if call.name in names or not call.may_be_text
         ]
         if any(call.error_kind or not is_strict(call.arguments) for call in found):
             self.unread += 1

@@ -203,7 +203,7 @@ class _ProgramTrial:
             return ANSWERS[self.number % len(ANSWERS)]
         name = asked.tools[0]["function"]["name"]
         if isinstance(self.spec.parser, FamilyParser):
-            # What the chat template writes of it, which the parser reads.
+            # The parser reads what the chat template writes for it.
             empty = call_message(name, self.spec.parser.empty_arguments, "call00000")
             return self.tokens.text(
                 self.tokens.encode(self.tokens.written_turn(asked.messages, empty, asked.tools))

@@ -35,7 +35,7 @@ class RecordKeeper(EpisodeKeeper):
 
     def __init__(self, tokens: TurnTokens) -> None:
         self.origins = TokenOrigins(tokens)
-        # Of the batch: what is left of its rows' records, and the origins of each row's tokens.
+        # The rest of the records of the batch's rows, and the origins of each row's tokens.
         self._rows: Iterator[dict[str, Any]] = iter(())
         self._row_origins: list[bytes] = []
         self._of_episode: Sequence[RowOrigins] = ()

@@ -17,7 +17,6 @@ FEATURE = Feature(
         "training.run.events": "features.run_page.events",
         "training.run.report": "features.run_page.report",
     },
-    starter="features.run_page.announcement:say_where",
     observer="features.run_page.observer:open_page",
     observer_order=40,
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from data.watchdog import ATTEMPT
+from features.run_page.announcement import say_where
 from features.run_page.events import (
     FAILED,
     FINISHED,
@@ -94,6 +95,9 @@ class RunRecord(Observer):
             self.folder = RunFolder.read(run.run_dir, is_own=True)
             self.page = PageWriter(self.folder)
             self.page.write()
+            if not is_restart:
+                # The attempt before has said it.
+                say_where(run.config, run.run_dir)
 
     def _tell_of_a_kill(self, events: Sequence[Event]) -> None:
         """Adds the end of the process before, where that could not."""
@@ -183,7 +187,8 @@ class RunRecord(Observer):
         try:
             table = write_report(run_dir)
         except (OSError, ValueError) as error:
-            logger.warning("no report of %s: %s", run_dir, error)
+            if self.page is None or not self.page.has_failed:
+                logger.warning("no report of %s: %s", run_dir, error)
             return ""
         return f"{table}\nreward curve: {run_dir / 'report.png'}; page: {run_dir / 'report.html'}"
 

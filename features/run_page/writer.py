@@ -60,12 +60,15 @@ class PageWriter:
 
     Args:
         folder: the run's, as it stood when this process began; its owner adds what happens.
+
+    Attributes:
+        has_failed: a page could not be written, which was logged.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.schedule = PageSchedule()
-        self._warned = False
+        self.has_failed = False
 
     def write_if_due(self) -> None:
         """Writes the page where there is time for it."""
@@ -82,12 +85,12 @@ class PageWriter:
             write_html(content, page)
         # Whatever a metric, an event or the disk does to it.
         except Exception as error:
-            if not self._warned:
+            if not self.has_failed:
                 logger.warning(
                     "%s is not written, the run goes on without: %s: %s",
                     page,
                     type(error).__name__,
                     error,
                 )
-            self._warned = True
+            self.has_failed = True
         self.schedule.took(time.perf_counter() - began)

@@ -34,7 +34,7 @@ VERLS_FILES = frozenset(
     }
 )
 THIS_FILE = "_self_"
-# Of verl's own way to build objects.
+# verl builds objects from such keys.
 CLASS_NAME = "_target_"
 # verl's switch for episodes of several turns.
 SEVERAL_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"

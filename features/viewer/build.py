@@ -1,14 +1,20 @@
 """Makes the viewer of one run or several: reads records step by step, writes pages as it goes.
 
 A step is read twice, a line at a time: first for what its groups and its estimator need of all
-episodes, then group by group for the pages. Invariant: memory holds one step's outlines and one
-file of pages, not the run; and the old viewer stays until the new one is whole.
+episodes, then group by group for the pages. Files of data end where a step does, so that the viewer
+of a run that goes on keeps those of the steps that it has: `kept_state` says where to go on.
+Invariant: memory holds one step's outlines and one file of pages, not the run; the old viewer stays
+until the new one is whole, and is then replaced or, where it is kept, gets another manifest; and a
+viewer that was made bit by bit has the bytes of one that is made at once.
 """
 
+import fcntl
+import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +29,17 @@ from features.viewer.episode_pages import (
     PageEpisode,
     TextPages,
     episode_texts,
+    numbered,
+)
+from features.viewer.kept_state import (
+    BuilderState,
+    KeptState,
+    count_settled,
+    read_state,
+    stamp,
+    write_state,
 )
 from features.viewer.list_columns import (
-    EpisodeList,
     beginning,
     fate_bits,
     flags,
@@ -35,6 +49,7 @@ from features.viewer.list_columns import (
     task_label,
     tool_names,
 )
+from features.viewer.parts import Parts, ViewerPart
 from features.viewer.progress import showing
 from features.viewer.records import (
     RecordedEpisode,
@@ -154,19 +169,119 @@ def build_viewer(
     # A link leads to the folder that is meant.
     out = out.resolve()
     require_replaceable(out)
+    sources = [read_source(run) for run in runs] if with_episodes else []
+    report = None
+    if len(sources) == 1:
+        report = _go_on(sources[0], out, goes_on=goes_on, shows_progress=shows_progress)
+    if report is None:
+        report = _make_anew(runs, sources, out, goes_on=goes_on, shows_progress=shows_progress)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """Holds what a run's episodes are read from, as it was when the reading began.
+
+    Attributes:
+        files: by step, a validation behind the training of its step.
+        stamps: of each file, so that a later change is seen.
+        problem: what is to be said where there is no tokenizer.
+    """
+
+    run: RecordedRun
+    files: list[RecordFile]
+    stamps: list[list[Any]]
+    texts: TokenTexts
+    problem: str
+
+    @property
+    def key(self) -> str:
+        """Returns what a kept viewer must agree in beside the files."""
+        return json.dumps([str(self.run.folder), str(self.run.episodes), self.problem])
+
+
+def read_source(run: RecordedRun) -> RunSource:
+    """Looks for a run's files and its tokenizer."""
+    files = sorted(list_files(run.episodes), key=lambda file: (file.step, file.kind))
+    stamps = [stamp(file) for file in files]
+    tokenizer, problem = find_tokenizer(run.folder, run.episodes)
+    return RunSource(run, files, stamps, TokenTexts(tokenizer), problem)
+
+
+def _make_anew(
+    runs: Sequence[RecordedRun],
+    sources: Sequence[RunSource],
+    out: Path,
+    *,
+    goes_on: bool,
+    shows_progress: bool,
+) -> ViewerReport:
+    """Makes a viewer of all records beside the old one, and puts it into its place."""
     # Two may be made at the same time, and nobody's folder has this name.
     with folder_in_the_making(out, ".new") as temporary:
         builder = ViewerBuilder(temporary)
-        if with_episodes:
-            _add_runs(builder, runs, shows_progress=shows_progress)
+        settled = _add_all(builder, sources, 0, goes_on=goes_on, shows_progress=shows_progress)
+        needed = builder.shown | {part.number for part in settled.parts}
+        if len(sources) == 1:
+            builder.keep(sources[0].key, settled, needed, builder.known)
         builder.finish(runs, goes_on=goes_on)
+        builder.tidy(needed, builder.known)
         for asset in [ELEMENTS, *sorted(ASSETS.iterdir())]:
             if asset.is_file():
                 shutil.copyfile(asset, temporary / asset.name)
+        builder.measure()
         require_replaceable(out)
         _take_place(temporary, out)
-    builder.report.seconds = time.monotonic() - started
     return builder.report
+
+
+def _go_on(
+    source: RunSource, out: Path, *, goes_on: bool, shows_progress: bool
+) -> ViewerReport | None:
+    """Adds to a viewer what is new; None where it has to be made anew.
+
+    Its manifest is written last, so that whoever opens it meanwhile sees the one before. What that
+    one names stays until the next time while the run goes on.
+    """
+    data = out / DATA
+    with _held(data) as is_still_there:
+        kept = read_state(data, source.key, source.files) if is_still_there() else None
+        if kept is None:
+            return None
+        builder = ViewerBuilder(out, kept)
+        done = len(kept.builder.files)
+        settled = _add_all(builder, [source], done, goes_on=goes_on, shows_progress=shows_progress)
+        if not is_still_there():
+            raise OSError(f"{out} was replaced while it was added to")
+        needed = builder.shown | {part.number for part in settled.parts}
+        if goes_on:
+            needed |= set(kept.shown)
+        on_disk = [*kept.parts, *builder.known]
+        builder.keep(source.key, settled, needed, on_disk)
+        builder.finish([source.run], goes_on=goes_on)
+        builder.tidy(needed, on_disk)
+        if not goes_on:
+            builder.measure()
+    return builder.report
+
+
+@contextmanager
+def _held(data: Path) -> Iterator[Callable[[], bool]]:
+    """Locks a viewer's data against others that add to it; hands out whether it is there still."""
+    try:
+        handle = os.open(data, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield lambda: False
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        inode = os.fstat(handle).st_ino
+        yield lambda: data.is_dir() and data.stat().st_ino == inode
+    except BlockingIOError:
+        yield lambda: False
+    finally:
+        os.close(handle)
 
 
 def _take_place(new: Path, out: Path) -> None:
@@ -183,18 +298,38 @@ def _take_place(new: Path, out: Path) -> None:
             raise
 
 
-def _add_runs(
-    builder: "ViewerBuilder", runs: Sequence[RecordedRun], *, shows_progress: bool
-) -> None:
-    """Adds all episodes of the runs."""
-    if not shows_progress:
-        for run in runs:
-            builder.add_run(run, lambda: None)
-        return
-    files = [file for run in runs for file in list_files(run.episodes)]
-    with showing(count_episodes(files), len(files)) as advance:
-        for run in runs:
-            builder.add_run(run, advance)
+def _add_all(
+    builder: "ViewerBuilder",
+    sources: Sequence[RunSource],
+    done: int,
+    *,
+    goes_on: bool,
+    shows_progress: bool,
+) -> BuilderState:
+    """Adds the episodes of the runs, of the first one from the file number `done` on.
+
+    Returns: where the builder stood behind the last file that is not written to any more.
+    """
+    files = [file for source in sources for file in source.files][done:]
+    settled = builder.state([])
+    with (
+        showing(count_episodes(files), len(files))
+        if shows_progress and sources
+        else _silent() as advance
+    ):
+        for source in sources:
+            builder.begin_run(source, is_new=done == 0)
+            whole = max(done, count_settled(source.files, goes_on=goes_on))
+            builder.add_files(source, slice(done, whole), advance)
+            settled = builder.state(source.stamps[:whole])
+            builder.add_files(source, slice(whole, None), advance)
+            done = 0
+    return settled
+
+
+@contextmanager
+def _silent() -> Iterator[Callable[[], None]]:
+    yield lambda: None
 
 
 def count_episodes(files: Sequence[RecordFile]) -> int:
@@ -231,31 +366,105 @@ def _is_of_viewer(path: Path) -> bool:
 
 
 class ViewerBuilder:
-    """Writes the data of a viewer, run by run."""
+    """Writes the data of a viewer, run by run.
 
-    def __init__(self, folder: Path) -> None:
-        self.report = ViewerReport()
+    Args:
+        folder: the viewer's.
+        kept: what lies in it already, and is added to.
+    """
+
+    def __init__(self, folder: Path, kept: KeptState | None = None) -> None:
+        state = BuilderState() if kept is None else kept.builder
+        self.report = ViewerReport(**state.report)
         self._folder = folder
         self._data = DataFolder(folder / DATA)
-        self._list = EpisodeList(self._data)
-        self._pages = EpisodePages(self._data)
-        self._texts = TextPages(self._data)
-        self._index = SearchIndex(folder / "search.tmp")
-        self._fates = FateNames()
-        self._sentences = dict(COLUMNS)
-        self._steps: list[dict[str, Any]] = []
+        self._parts = Parts(self._data, state.parts, next_number=state.next_part)
+        self._pages = EpisodePages(self._data, state.pages)
+        self._texts = TextPages(self._data, state.text_pages)
+        self._fates = FateNames(dict(state.fates))
+        self._sentences = {**COLUMNS, **state.columns}
+        self._steps = list(state.steps)
+        self._episodes = state.episodes
+        # The list's rows of the file of records that is read, and its index.
+        self._rows: list[dict[str, Any]] = []
+        self._index = self._new_index()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def add_run(self, run: RecordedRun, advance: Callable[[], None]) -> None:
-        """Writes all episodes of a run; `advance` is called after each."""
-        tokenizer, problem = find_tokenizer(run.folder, run.episodes)
-        if problem:
-            self.report.add_fault(f"{run.label}: {problem}")
-        texts = TokenTexts(tokenizer)
-        for file in list_files(run.episodes):
+    @property
+    def _temporary(self) -> Path:
+        return self._folder / DATA / "search.tmp"
+
+    def _new_index(self) -> SearchIndex:
+        return SearchIndex(self._temporary, self._episodes)
+
+    @property
+    def known(self) -> list[ViewerPart]:
+        """Returns all parts that were written, or were there."""
+        return self._parts.known
+
+    @property
+    def shown(self) -> set[int]:
+        """Returns the numbers of the parts that the manifest names."""
+        return {part.number for part in self._parts.parts}
+
+    def state(self, stamps: list[list[Any]]) -> BuilderState:
+        """Returns where the builder stands behind the files of these stamps."""
+        report = {
+            "episodes": self.report.episodes,
+            "steps": self.report.steps,
+            "tokens": self.report.tokens,
+            "faults": list(self.report.faults),
+            "further_faults": self.report.further_faults,
+        }
+        return BuilderState(
+            files=stamps,
+            episodes=self._episodes,
+            pages=self._pages.page,
+            text_pages=self._texts.page,
+            next_part=self._parts.next_number,
+            parts=list(self._parts.parts),
+            steps=list(self._steps),
+            fates=dict(self._fates.sentences),
+            columns=dict(self._sentences),
+            report=report,
+        )
+
+    def keep(
+        self, key: str, settled: BuilderState, needed: set[int], on_disk: Sequence[ViewerPart]
+    ) -> None:
+        """Writes where the next one goes on, and what will lie in the folder then.
+
+        Args:
+            needed: the numbers of the parts that stay.
+            on_disk: all whose files may be there.
+        """
+        self._data.folder.mkdir(parents=True, exist_ok=True)
+        left = {part.number: part for part in on_disk if part.number in needed}
+        parts = [left[number] for number in sorted(left)]
+        write_state(self._data.folder, key, settled, parts, sorted(self.shown))
+
+    def begin_run(self, source: RunSource, *, is_new: bool) -> None:
+        """Tells what is wrong with a run as a whole, once."""
+        if is_new and source.problem:
+            self.report.add_fault(f"{source.run.label}: {source.problem}")
+
+    def add_files(self, source: RunSource, which: slice, advance: Callable[[], None]) -> None:
+        """Writes all episodes of some of a run's files; `advance` is called after each."""
+        for file in source.files[which]:
             try:
-                self._add_step(run, file, texts, advance)
+                self._add_step(source.run, file, source.texts, advance)
             except OSError as error:
-                self.report.add_fault(f"{run.label}: {file.path.name}: {error}")
+                self.report.add_fault(f"{source.run.label}: {file.path.name}: {error}")
+            self._end_file()
+
+    def _end_file(self) -> None:
+        """Writes what waits of a file of records: no file of data reaches into the next one."""
+        self._pages.write()
+        self._texts.write()
+        if self._rows:
+            self._parts.add(self._rows, self._index, self._episodes - len(self._rows))
+        self._rows = []
+        self._index = self._new_index()
 
     def _add_step(
         self, run: RecordedRun, file: RecordFile, texts: TokenTexts, advance: Callable[[], None]
@@ -349,22 +558,20 @@ class ViewerBuilder:
 
     def _add_prepared(self, prepared: "Prepared") -> None:
         """Writes an episode: its page, its texts and its row of the list."""
-        number = self._list.episodes
+        number = self._episodes
         page, place = self._pages.add(prepared.page)
         self._index.add(number, prepared.texts)
         text_page = self._texts.add(number, prepared.texts)
-        self._list.add({**prepared.row, "page": page, "in_page": place, "text_page": text_page})
+        places = {"page": page, "in_page": place, "text_page": text_page}
+        self._rows.append({**prepared.row, **places})
+        self._episodes += 1
         self.report.episodes += 1
         self.report.tokens += prepared.page.tokens
         if self._pages.is_overfull:
             self._pages.write()
 
     def finish(self, runs: Sequence[RecordedRun], *, goes_on: bool) -> None:
-        """Writes what waits, the index and the manifest."""
-        self._pages.write()
-        self._texts.write()
-        self._list.write()
-        self._index.write(self._data)
+        """Writes the manifest."""
         labels = [run.label for run in runs]
         manifest = {
             "runs": [
@@ -377,14 +584,43 @@ class ViewerBuilder:
             ],
             "goes_on": goes_on,
             "steps": self._steps,
-            "episodes": self._list.episodes,
-            "chunks": self._list.chunks,
+            "episodes": self._episodes,
+            "parts": [
+                {
+                    "number": part.number,
+                    "first": part.first,
+                    "episodes": part.episodes,
+                    "files": part.files,
+                }
+                for part in self._parts.parts
+            ],
             "fates": [list(entry) for entry in self._fates.sentences.items()],
             "columns": self._sentences,
             "faults": self.report.faults,
             "further_faults": self.report.further_faults,
         }
         DataFolder(self._folder).write("manifest", plain(manifest), {})
+
+    def tidy(self, needed: set[int], on_disk: Sequence[ViewerPart]) -> None:
+        """Takes away parts that were merged, and what one that was cut off had written further.
+
+        Args: those of `keep`.
+        """
+        for part in on_disk:
+            if part.number not in needed:
+                for name in part.files_of():
+                    self._data.path(name).unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._data.path(f"search/{part.number}").with_suffix("").rmdir()
+        for name, number in (("pages", self._pages.page), ("texts", self._texts.page)):
+            path = self._data.path(numbered(name, number))
+            while path.exists():
+                path.unlink()
+                number += 1
+                path = self._data.path(numbered(name, number))
+
+    def measure(self) -> None:
+        """Counts the bytes of all files."""
         files = [path for path in self._folder.rglob("*") if path.is_file()]
         self.report.size = sum(path.stat().st_size for path in files)
 

@@ -25,6 +25,8 @@ import numpy as np
 ALIGNMENT = 8
 # A record's own lists and dicts are shown down to here.
 MOST_NESTED = 60
+# Types whose values are in JSON as they are.
+PLAIN_TYPES = frozenset({str, int, bool, type(None)})
 # Small dtypes that JavaScript has typed arrays for.
 DTYPES = {"<f4", "<f8", "<i4", "<i2", "|i1", "|u1", "<u4", "<u2"}
 
@@ -68,15 +70,21 @@ def plain(value: Any, depth: int = 0) -> Any:
 
     What lies more than MOST_NESTED deep is left out.
     """
-    # Nearly all there is.
-    if type(value) in (str, int, bool) or value is None:
+    if type(value) in PLAIN_TYPES:
+        return value
+    if type(value) is float and math.isfinite(value):
         return value
     if isinstance(value, dict | list | tuple) and depth == MOST_NESTED:
         return "…"
+    below = depth + 1
+    # Nearly all entries are plain: a call for each would take most of the time.
     if isinstance(value, dict):
-        return {str(key): plain(entry, depth + 1) for key, entry in value.items()}
+        return {
+            str(key): entry if type(entry) in PLAIN_TYPES else plain(entry, below)
+            for key, entry in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [plain(entry, depth + 1) for entry in value]
+        return [entry if type(entry) in PLAIN_TYPES else plain(entry, below) for entry in value]
     if isinstance(value, np.generic):
         return plain(value.item(), depth)
     if isinstance(value, float) and not math.isfinite(value):
@@ -86,21 +94,56 @@ def plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
+def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the header and the arrays that `pack` was given."""
+    start = 4 + int.from_bytes(packed[:4], "little")
+    header = json.loads(packed[4:start])
+    arrays: dict[str, np.ndarray] = {}
+    for name, entry in header.pop("arrays").items():
+        if isinstance(entry, str):
+            arrays[name] = arrays[entry]
+            continue
+        dtype, entries, position, repeated = entry
+        array = np.frombuffer(packed, dtype=dtype, count=entries, offset=start + position)
+        arrays[name] = np.repeat(array, repeated) if repeated else array
+    return header, arrays
+
+
 class DataFolder:
-    """Writes the data files of a viewer, and counts their bytes."""
+    """Writes the data files of a viewer, each at once: a page never reads half of one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.bytes_written = 0
         self._made: set[Path] = set()
+
+    def path(self, name: str) -> Path:
+        """Returns FOLDER/NAME.js."""
+        return self.folder / f"{name}.js"
 
     def write(self, name: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Writes FOLDER/NAME.js."""
         packed = zlib.compress(pack(header, arrays), level=1)
         text = f'viewerData("{name}","{base64.b64encode(packed).decode()}");\n'
-        path = self.folder / f"{name}.js"
+        path = self.path(name)
         if path.parent not in self._made:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._made.add(path.parent)
-        path.write_text(text)
-        self.bytes_written += len(text)
+        beginning = path.with_suffix(".tmp")
+        beginning.write_text(text)
+        beginning.replace(path)
+
+    def read(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Reads back what `write` wrote.
+
+        Raises:
+            ValueError: the file holds something else.
+        """
+        text = self.path(name).read_text()
+        beginning, end = f'viewerData("{name}","', '");\n'
+        if not text.startswith(beginning) or not text.endswith(end):
+            raise ValueError(f"{self.path(name)} is no data file of a viewer")
+        packed = base64.b64decode(text[len(beginning) : -len(end)])
+        try:
+            return unpack(zlib.decompress(packed))
+        except zlib.error as error:
+            raise ValueError(f"{self.path(name)} cannot be read: {error}") from error

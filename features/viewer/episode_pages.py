@@ -91,11 +91,11 @@ class PageEpisode:
 
 
 class EpisodePages:
-    """Collects episodes until a file is full."""
+    """Collects episodes until a file is full; `page` is the number of the next one."""
 
-    def __init__(self, folder: DataFolder) -> None:
+    def __init__(self, folder: DataFolder, page: int = 0) -> None:
         self._folder = folder
-        self.page = 0
+        self.page = page
         self._episodes: list[dict[str, Any]] = []
         self._arrays: dict[str, np.ndarray] = {}
         self._vocabulary: dict[int, str] = {}
@@ -229,9 +229,9 @@ class TextPages:
     Where all is ASCII, `ascii` (units,) uint8 has it, else `units` (units,) uint16.
     """
 
-    def __init__(self, folder: DataFolder) -> None:
+    def __init__(self, folder: DataFolder, page: int = 0) -> None:
         self._folder = folder
-        self.page = 0
+        self.page = page
         self._first = 0
         self._texts: list[list[str]] = []
         self._length = 0

@@ -1,11 +1,12 @@
 """Collects what the list of episodes is filtered, sorted and counted by: a row an episode.
 
 Invariant: a number of an episode that cannot be told is NaN, and texts that many episodes share are
-kept once.
+kept once in a file.
 """
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,6 @@ from features.viewer.data_files import DataFolder, plain
 from features.viewer.records import RecordedEpisode, as_text, message_text
 from features.viewer.token_columns import ShownTokens
 
-# Episodes in a file of the list.
-CHUNK = 20_000
 # Characters of the first messages that the list shows.
 BEGINNING = 160
 # Characters of the last answer's end, where its result mostly stands.
@@ -236,41 +235,45 @@ def beginning(episode: RecordedEpisode) -> str:
     return message_text(episode.initial_messages[-1])[:BEGINNING]
 
 
-class EpisodeList:
-    """Collects the rows of the list, and writes them in files of CHUNK episodes."""
+INTEGERS = ("step", "run", "page", "in_page", "text_page", "fates", "val")
 
-    def __init__(self, folder: DataFolder) -> None:
-        self._folder = folder
-        self.episodes = 0
-        self.chunks = 0
-        self._rows: list[dict[str, Any]] = []
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Adds an episode's row, whose number is that of the rows before it."""
-        self._rows.append(row)
-        self.episodes += 1
-        if len(self._rows) == CHUNK:
-            self.write()
+def write_list(folder: DataFolder, number: int, rows: list[dict[str, Any]]) -> None:
+    """Writes rows of the list as list/NUMBER, and their last answers as answers/NUMBER."""
+    arrays = {}
+    for name in (*NUMBERS, *INTEGERS):
+        dtype = "<f8" if name in NUMBERS else "<u4"
+        arrays[name] = np.array([row[name] for row in rows], dtype=dtype)
+    for name in FLAGS:
+        arrays[name] = np.array([row["flags"][name] for row in rows], dtype=np.uint8)
+    header: dict[str, Any] = {"ids": [row["episode_id"] for row in rows]}
+    for name in TEXTS:
+        texts = Texts()
+        numbers = [texts.number(row[name]) for row in rows]
+        arrays[name] = np.array(numbers, dtype="<u4")
+        header[name] = list(texts.numbers)
+    folder.write(f"list/{number}", header, arrays)
+    # They are read where somebody wants to see them: each is another text.
+    folder.write(f"answers/{number}", {"answers": [row["answer"] for row in rows]}, {})
 
-    def write(self) -> None:
-        """Writes the rows that wait as list/N."""
-        if not self._rows:
-            return
-        arrays = {}
-        for name in (*NUMBERS, "step", "run", "page", "in_page", "text_page", "fates", "val"):
-            dtype = "<f8" if name in NUMBERS else "<u4"
-            arrays[name] = np.array([row[name] for row in self._rows], dtype=dtype)
-        for name in FLAGS:
-            arrays[name] = np.array([row["flags"][name] for row in self._rows], dtype=np.uint8)
-        header: dict[str, Any] = {"ids": [row["episode_id"] for row in self._rows]}
-        for name in TEXTS:
-            texts = Texts()
-            numbers = [texts.number(row[name]) for row in self._rows]
-            arrays[name] = np.array(numbers, dtype="<u4")
-            header[name] = list(texts.numbers)
-        self._folder.write(f"list/{self.chunks}", header, arrays)
-        # They are read where somebody wants to see them: each is another text.
-        answers = {"answers": [row["answer"] for row in self._rows]}
-        self._folder.write(f"answers/{self.chunks}", answers, {})
-        self.chunks += 1
-        self._rows = []
+
+def merge_lists(folder: DataFolder, sources: Sequence[int], number: int) -> None:
+    """Writes the rows of several files, one behind the other, as list/NUMBER and answers/NUMBER."""
+    read = [folder.read(f"list/{source}") for source in sources]
+    arrays = {}
+    for name in (*NUMBERS, *INTEGERS, *FLAGS):
+        arrays[name] = np.concatenate([of_file[name] for _, of_file in read])
+    header: dict[str, Any] = {"ids": [one for told, _ in read for one in told["ids"]]}
+    for name in TEXTS:
+        texts = Texts()
+        parts = []
+        for told, of_file in read:
+            renumbered = [texts.number(text) for text in told[name]]
+            parts.append(np.array(renumbered, dtype="<u4")[of_file[name]])
+        arrays[name] = np.concatenate(parts)
+        header[name] = list(texts.numbers)
+    folder.write(f"list/{number}", header, arrays)
+    answers: list[str] = []
+    for source in sources:
+        answers += folder.read(f"answers/{source}")[0]["answers"]
+    folder.write(f"answers/{number}", {"answers": answers}, {})

@@ -1,30 +1,26 @@
 """Makes the viewer of a run with the run: links on the run's page lead somewhere from its start on.
 
     run_started    a viewer without episodes, which says that they are to come
-    step_logged    made again, in a process of the least priority, while the run goes on
+    step_logged    what is new is added, in a process of the least priority (`follower`)
     run_ended      made once more, with all episodes
 
 Invariant: it reads what lies on disk and writes the viewer; it changes no number of the run, and
-what goes wrong costs the viewer alone. The process computes while nobody else wants to, and one
-begins at most so often that it takes LARGEST_SHARE of the time.
+what goes wrong costs the viewer alone. The process is asked at most so often that it computes
+LARGEST_SHARE of the time.
 """
 
 import logging
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from features.viewer.build import RecordedRun, build_viewer
 from features.viewer.command import find_run
+from features.viewer.follower import ENDED, GOES_ON, MADE, Follower
 from features.viewer.records import list_files
 from training.config import PPOConfig
-from training.config.section import PROJECT_ROOT
 from training.features import features
 from training.observers import ObservedRun, Observer
 
@@ -32,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 # The feature whose records are shown.
 RECORDS = "records"
-LEAST_PAUSE_S = 60.0
-LARGEST_SHARE = 0.05
-# Records of so many bytes are shown in this process, in about a second.
-SMALL_BYTES = 4 << 20
+LEAST_PAUSE_S = 20.0
+# What is not made while the run goes on is to be waited for at its end.
+LARGEST_SHARE = 0.25
+# Records of so many bytes are shown in this process, in the seconds that another takes to start.
+SMALL_BYTES = 16 << 20
 # So long the end of a run waits for the viewer of all that it played.
 END_S = 60.0
-STOP_S = 5.0
 
 
 def open_live_viewer(run: ObservedRun) -> "LiveViewer | None":
@@ -67,8 +63,9 @@ class LiveViewer(Observer):
 
     def __init__(self, run: ObservedRun) -> None:
         self.run = run
-        self._process: subprocess.Popen[bytes] | None = None
-        self._began = 0.0
+        self._follower: Follower | None = None
+        self._warned = False
+        self._asked_at = 0.0
         self._next = time.monotonic() + LEAST_PAUSE_S
 
     @property
@@ -83,28 +80,32 @@ class LiveViewer(Observer):
         empty = RecordedRun(
             number=0, folder=self.run.run_dir, episodes=self.run.run_dir / "episodes"
         )
-        with lacking_it():
+        with self._lacking_it():
             build_viewer([empty], self.folder, goes_on=True, with_episodes=False)
 
     def step_logged(self, metrics: Mapping[str, float]) -> None:
-        """Begins to make it anew where there is time for it."""
-        if self._process is not None:
-            if self._process.poll() is None:
+        """Has it made anew where there is time for it."""
+        if self._follower is not None and self._follower.is_asked:
+            answer = self._follower.answer(timeout_s=0.0)
+            if answer is None:
                 return
-            seconds = time.monotonic() - self._began
+            seconds = time.monotonic() - self._asked_at
             self._next = time.monotonic() + max(LEAST_PAUSE_S, seconds / LARGEST_SHARE)
-            self._process = None
+            self._hear(answer)
         if time.monotonic() >= self._next:
-            with lacking_it():
-                self._process = self._begin("--goes-on")
+            with self._lacking_it():
+                self._ask(GOES_ON)
 
     def run_ended(self, error: BaseException | None) -> None:
         """Makes it of all that was played; whoever interrupts a run does not wait for it."""
+        if not isinstance(error, KeyboardInterrupt):
+            with self._lacking_it():
+                self._make_whole()
         self._stop()
-        if isinstance(error, KeyboardInterrupt):
-            return
-        with lacking_it():
-            self._make_whole()
+
+    def closed(self) -> None:
+        """Ends the process, where one is left."""
+        self._stop()
 
     def _make_whole(self) -> None:
         try:
@@ -113,60 +114,51 @@ class LiveViewer(Observer):
             # Nothing was played.
             return
         size = sum(file.path.stat().st_size for file in list_files(run.episodes))
-        if size <= SMALL_BYTES:
+        if self._follower is None and size <= SMALL_BYTES:
             build_viewer([run], self.folder, shows_progress=False)
             return
-        self._process = self._begin()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=END_S)
-        self._stop()
+        deadline = time.monotonic() + END_S
+        follower = self._follower
+        if follower is not None and follower.is_asked and follower.answer(timeout_s=END_S) is None:
+            return
+        answer = self._ask(ENDED).answer(timeout_s=max(0.0, deadline - time.monotonic()))
+        if answer is not None:
+            self._hear(answer)
 
-    def closed(self) -> None:
-        """Ends the process, where one is left."""
-        self._stop()
+    def _ask(self, word: str) -> Follower:
+        """Asks the process, which is started where there is none, to make the viewer."""
+        if self._follower is None:
+            self._follower = Follower(self.run.run_dir)
+        self._asked_at = time.monotonic()
+        self._follower.ask(word)
+        return self._follower
 
-    def _begin(self, *options: str) -> "subprocess.Popen[bytes]":
-        """Starts a process that makes the viewer, and computes while nobody else wants to."""
-        self._began = time.monotonic()
-        command = [
-            sys.executable,
-            "-m",
-            "features.viewer.command",
-            str(self.run.run_dir.absolute()),
-        ]
-        process = subprocess.Popen(
-            [*command, *options],
-            cwd=PROJECT_ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, 19)
-            os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
-        return process
+    def _hear(self, answer: str) -> None:
+        """Logs why there is no viewer, where the answer says so; the next one is another's."""
+        if answer == MADE:
+            return
+        self._warn(answer)
+        self._stop()
 
     def _stop(self) -> None:
-        if self._process is None:
+        if self._follower is None:
             return
-        if self._process.poll() is None:
-            # As Ctrl-C: it takes away what it has begun.
-            self._process.send_signal(signal.SIGINT)
-            try:
-                self._process.wait(timeout=STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-                for begun in self.run.run_dir.glob("viewer.*.new"):
-                    shutil.rmtree(begun, ignore_errors=True)
-        self._process = None
+        is_left = self._follower.stop()
+        self._follower = None
+        if is_left:
+            for begun in self.run.run_dir.glob("viewer.*.new"):
+                shutil.rmtree(begun, ignore_errors=True)
 
+    @contextmanager
+    def _lacking_it(self) -> Iterator[None]:
+        """Logs what goes wrong in the block, and goes on: a viewer is no reason to end a run."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self._warn(str(error))
 
-@contextmanager
-def lacking_it() -> Iterator[None]:
-    """Logs what goes wrong in the block, and goes on: a viewer is no reason to end a run."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        logger.warning("the viewer of the run is not made, the run goes on: %s", error)
+    def _warn(self, reason: str) -> None:
+        """Logs why there is no viewer, once in a run."""
+        if not self._warned:
+            logger.warning("the viewer of the run is not made, the run goes on: %s", reason)
+        self._warned = True

@@ -2,7 +2,8 @@
 
 What is left imports, explains and trains.
 
-In a copy of the checkout without the folder and its tests, in which unit tests of the core pass.
+In a copy of the checkout without the folder and its tests, in which unit tests of the core pass:
+all of them in the slow cases, a choice in those of CI; with WHOLE_DELETION=1 all in each.
 Invariant: the checkout itself is left as it is.
 """
 
@@ -24,14 +25,26 @@ from tests.conftest import PROJECT
 
 FOLDERS = sorted(file.parent.name for file in (PROJECT / "features").glob("*/feature.py"))
 ALL = "all of them"
+WHOLE = os.environ.get("WHOLE_DELETION") == "1"
 # Those that CI deletes; the others are slow tests.
-IN_CI = ("alarms", ALL)
-# Unit tests of the core that take seconds, whatever features are there.
+IN_CI = ("alarms", "adapters", ALL)
+# The core's unit tests that `make test-unit` has.
+UNIT_TESTS = ("-m", "not seconds and not slow and not long and not gpu and not vllm", "-n", "2")
+# Those of them that run in CI: they ask most of what features could bring.
 QUICK_TESTS = (
+    "tests/unit/config/test_agent.py",
     "tests/unit/config/test_command_line.py",
-    "tests/unit/config/test_rollout.py",
-    "tests/unit/test_failure_policy.py",
+    "tests/unit/config/test_explain.py",
+    "tests/unit/config/test_trainer.py",
+    "tests/unit/test_configs_folder.py",
+    "tests/unit/test_docs_site.py",
+    "tests/unit/test_episode.py",
+    "tests/unit/test_features.py",
     "tests/unit/test_losses.py",
+    "tests/unit/test_observers.py",
+    "tests/unit/test_probe.py",
+    "tests/unit/test_same_numbers.py",
+    "tests/unit/test_structure.py",
 )
 # A module that has packages of its own, in an interpreter of its own.
 NOT_IMPORTED = "features.programs.with_verifiers.run_renderer"
@@ -95,7 +108,7 @@ def run(folder: Path, *argv: str) -> str:
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout + done.stderr
@@ -135,5 +148,5 @@ def test_without_a_feature_the_rest_works(feature: str, tmp_path: Path, tiny_gam
     run(folder, "main.py", "count.yaml", "--explain")
     assert re.search(r"step +2/2", run(folder, "main.py", "count.yaml"))
 
-    tests = [name for name in QUICK_TESTS if (folder / name).exists()]
-    run(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests)
+    tests = QUICK_TESTS if feature in IN_CI and not WHOLE else ("tests/unit",)
+    run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *UNIT_TESTS, *tests)

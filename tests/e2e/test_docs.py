@@ -182,7 +182,7 @@ def test_a_command_of_the_docs_runs(
         assert refused.returncode in (0, 2) and not left, refused.stderr
     elif how is not None:
         assert (PROJECT / how).is_file()
-    elif "tests.benchmarks" in command:
+    elif "tests.benchmarks" in command or "tests.zoo" in command:
         assert "usage" in run(*words, "--help")
     elif "training.config.reference" in command:
         assert run(*words) == (PROJECT / "configs/ppo_trainer.yaml").read_text()

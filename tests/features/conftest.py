@@ -1,4 +1,8 @@
-"""The runs of features, too, have only metrics that docs/metrics.md explains."""
+"""What tests of features have of those of the core.
+
+The settings of a run that passes every check; and the runs of features, too, have only metrics that
+docs/metrics.md explains.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import check_metrics
+from tests.unit.config.conftest import runnable as runnable
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,7 @@ def test_the_feature_of_the_page_takes_thirty_lines_and_has_a_chart_on_the_run_p
     tmp_path: Path, tiny_game: Path
 ) -> None:
     folder = tmp_path / "checkout"
-    copy_without(folder, NAME)
+    copy_without(folder, [])
     blocks = write_files(folder, "Write a feature")
     lines = [line for code in blocks for line in code.splitlines()[1:] if line]
     assert len(blocks) == 3 and len(lines) <= 30

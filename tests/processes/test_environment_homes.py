@@ -22,8 +22,9 @@ import pytest
 
 from custom.agent import AgentSpec
 from custom.confine import Limits
+from custom.env_factory import Library
 from custom.own_generators import OwnGenerators
-from tests.unit.pool_environments import Guarded
+from tests.unit.pool_environments import Guarded, Lasting
 from training.config import EnvironmentChoice, PPOConfig
 from training.config.leaves import anchored
 from training.config.schema.agent import AgentConfig
@@ -243,13 +244,20 @@ def home(name: str | None, **settings: object) -> tuple[object, ...]:
     return made.isolation, made.network, made.memory_gb
 
 
-def test_libraries_that_run_texts_live_in_processes_without_network_by_default() -> None:
-    assert home("reasoning_gym:chain_sum") == ("process", False, 4.0)
-    assert home("textarena:Sokoban-v0") == ("process", False, 4.0)
-    assert home("verifiers:mine") == ("process", True, 4.0)
-    assert home("gymnasium:Taxi-v4") == ("thread", True, None)
+def test_libraries_that_run_texts_live_in_processes_without_network_by_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chess = Library("chess", "a:B")
+    web = Library("web", "a:B", network=True)
+    board = Library("board", "a:B", own_process=False)
+    brought = {"chess": chess, "web": web, "board": board}
+    for reader in ("custom.env_factory", "training.config.schema.ppo"):
+        monkeypatch.setattr(f"{reader}.libraries", lambda: brought)
+    assert home("chess:Mate-v0") == ("process", False, 4.0)
+    assert home("web:mine") == ("process", True, 4.0)
+    assert home("board:Go-v4") == ("thread", True, None)
     assert home("mine.games:Game") == ("thread", True, None)
-    assert home("textarena:Sokoban-v0", isolation="thread", network=True, memory_gb=1.0) == (
+    assert home("chess:Mate-v0", isolation="thread", network=True, memory_gb=1.0) == (
         "thread",
         True,
         1.0,
@@ -307,8 +315,9 @@ def test_a_home_that_stopped_between_calls_is_ended_though_it_does_not_read() ->
 
 
 def test_a_trial_comes_back_from_a_process_as_it_was() -> None:
-    with EnvironmentPool([AgentSpec("gymnasium:FrozenLake-v1")], isolation="process") as pool:
+    game = AgentSpec(Lasting)
+    with EnvironmentPool([game], isolation="process") as pool:
         pool.trial("a", 0, 0, 2, 3)
         trial = wait(pool).trial
-        assert trial is not None and trial.max_turns == 100
+        assert trial is not None and trial.max_turns == 9
         assert trial.outcomes["random"].episodes == 2 and not trial.differs

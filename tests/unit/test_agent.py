@@ -303,12 +303,7 @@ def test_an_object_that_cannot_be_copied_is_rebuilt_from_its_config():
     assert copied.config.high == 77
 
 
-@pytest.mark.seconds
-def test_an_adapter_fills_the_specs_template_with_its_own_fields():
-    spec = AgentSpec(
-        "reasoning_gym:chain_sum", {"max_terms": 2}, prompt_template="{name}: {question}"
-    )
-    assert spec.build().reset(1)[0]["content"].startswith("chain_sum: State")
+def test_an_environment_that_takes_no_template_is_told_of_it():
     with pytest.raises(ValueError, match=r"GuessNumber takes .*, not \['prompt_template'\]"):
         AgentSpec(GUESS, prompt_template="{question}").build()
 

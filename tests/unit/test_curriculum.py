@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch.utils.data import Sampler
 
 from data.epoch_order import EpochOrder
 from data.protocol import DataProto
-from features.verl.sampler import AbstractCurriculumSampler
 from tests.e2e.test_training import tiny_config, train
 from training.run.checkpoint_contents import load_driver_state
 
@@ -90,25 +89,6 @@ def test_others_draws_and_its_own_do_not_mix() -> None:
         before = torch.get_rng_state()
     assert rows == expected
     assert list(order_of(Draws(8), skip=3)) == expected[3:]
-
-
-def test_verls_class_of_such_samplers_is_there() -> None:
-    class Mine(AbstractCurriculumSampler):
-        def __init__(self, data_source: Sized, data_config: Any) -> None:
-            self.seen: list[DataProto] = []
-
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
-        def __len__(self) -> int:
-            return 3
-
-        def update(self, batch: DataProto) -> None:
-            self.seen.append(batch)
-
-    order = order_of(Mine([], None))
-    assert order.learns and list(order) == [0, 1, 2] and len(order) == 3
-    assert not order_of(torch.utils.data.SequentialSampler(range(3))).learns
 
 
 @pytest.mark.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -115,15 +116,24 @@ def test_links_of_the_readme_lead_back_into_the_docs() -> None:
 
 def test_links_of_a_features_page_lead_to_the_same_files_on_the_site() -> None:
     page = PROJECT / "features/chat/README.md"
-    text = "[a](../../docs/tools.md#parsers) [b](../export/README.md) [c](../../README.md)"
+    text = "[a](../../docs/tools.md#parsers) [b](../../README.md) [c](../../features/__init__.py)"
     assert with_links_turned(text, page) == (
-        "[a](../../tools.md#parsers) [b](../export/README.md) [c](../../project/README.md)"
+        "[a](../../tools.md#parsers) [b](../../project/README.md) "
+        "[c](../../project/features/__init__.py.md)"
     )
+    for other in feature_pages():
+        name = os.path.relpath(other, page.parent)
+        assert with_links_turned(f"[a]({name}#x)", page) == f"[a]({name}#x)"
 
 
 def test_only_the_words_are_left_of_a_link_into_a_feature_that_is_not_here() -> None:
-    text = "[absent](../features/absent/README.md#x), [page](../features/chat/README.md)"
-    assert with_links_turned(text, DOCS / "page.md") == "absent, [page](features/chat/README.md)"
+    text = "[absent](../features/absent/README.md#x), [file](../features/__init__.py)"
+    assert with_links_turned(text, DOCS / "page.md") == (
+        "absent, [file](project/features/__init__.py.md)"
+    )
+    for page in feature_pages():
+        name = page.relative_to(PROJECT)
+        assert with_links_turned(f"[page](../{name})", DOCS / "page.md") == f"[page]({name})"
 
 
 @pytest.fixture(scope="module")

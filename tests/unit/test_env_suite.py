@@ -14,7 +14,7 @@ from training.agent_trainer import make_suite
 from training.config import AgentConfig, PPOConfig
 from workers.multi_turn_rollout import agent_specs, describe_episodes
 
-FROZEN = {"name": "gymnasium:FrozenLake-v1"}
+GUESS = {"name": "custom.envs.guess_number:GuessNumber"}
 
 
 def test_equal_weights_play_in_turn() -> None:
@@ -79,14 +79,14 @@ def test_the_choice_tells_nothing_of_what_the_chosen_environment_draws() -> None
 
 def test_the_config_gives_names_weights_and_limits() -> None:
     entries = (
-        {**FROZEN, "weight": 2.0, "max_turn": 3},
-        {**FROZEN, "kwargs": {"is_slippery": False}},
+        {**GUESS, "weight": 2.0, "max_turn": 3},
+        {**GUESS, "kwargs": {"high": 5}},
     )
     config = PPOConfig(env_template=entries, agent=AgentConfig(max_turn=7))
     suite = make_suite(config, agent_specs(config))
     assert suite.names == [
-        "gymnasium:FrozenLake-v1",
-        "gymnasium:FrozenLake-v1#2",
+        "custom.envs.guess_number:GuessNumber",
+        "custom.envs.guess_number:GuessNumber#2",
     ] and suite.weights == [2.0, 1.0]
     assert [spec.max_turn for spec in agent_specs(config)] == [3, None]
 

@@ -18,7 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
+from custom import env_factory
 from custom.agent import AgentSpec
+from custom.env_factory import Library
 from tests.unit import pool_environments
 from tests.unit.pool_environments import Obedient, reward_fn
 from workers.environments import clock
@@ -552,9 +554,10 @@ def test_agents_that_hang_while_they_are_made_do_not_hold_up_the_making_of_other
         assert failures == {**dict.fromkeys(range(count), "env_timeout"), "good": ""}
 
 
-def test_only_libraries_named_as_such_are_loaded_ahead() -> None:
-    sources = ["textarena:Hangman-v0", "custom.envs.x:Y", Obedient, "/a/gymnasium.py:Z", None]
-    assert [AgentSpec(source).libraries for source in sources] == [("textarena",), (), (), (), ()]
+def test_only_libraries_named_as_such_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_factory, "libraries", lambda: {"chess": Library("chess", "a:B")})
+    sources = ["chess:Mate-v0", "custom.envs.x:Y", Obedient, "/a/chess.py:Z", None]
+    assert [AgentSpec(source).libraries for source in sources] == [("chess",), (), (), (), ()]
 
 
 def test_a_worker_in_a_process_loads_neither_torch_nor_ray() -> None:

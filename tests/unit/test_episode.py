@@ -4,7 +4,6 @@ of the answers.
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,10 +15,7 @@ from transformers import AutoTokenizer
 
 from custom.agent import AgentSpec
 from custom.env import BaseEnvironment, Message
-from data.packed_arrays import unpack_array
 from data.turn_tokens import TurnTokens
-from features.records.row_records import row_records
-from scripts.replay import row_of
 from workers.environments.reply import StepReply
 from workers.environments.server import EnvServer
 from workers.rollout.engine import Completion, Sampling
@@ -40,12 +36,15 @@ LIMITS = TurnLimits(
 )
 
 
-def row_read(row: Row) -> dict[str, Any]:
-    """A row's record as a file's reader has it, its arrays as lists."""
-    [record] = row_records([row])
+def tokens_of(row: Row) -> dict[str, list[Any]]:
+    """Lists what a row holds of each token of its response: its turn, its mask and its reward."""
+    turn_ids = [-1] * len(row.ids)
+    for span in row.spans:
+        turn_ids[span.start : span.end] = [span.turn] * (span.end - span.start)
     return {
-        name: value if value is None else unpack_array(value, "<f4").tolist()
-        for name, value in record.items()
+        "turn_ids": turn_ids,
+        "response_mask": [int(turn >= 0) for turn in turn_ids],
+        "rewards": [row.reward_at.get(place, 0.0) for place in range(len(row.ids))],
     }
 
 
@@ -104,7 +103,7 @@ def test_it_samples_and_steps_until_the_environment_is_done(start, tokens) -> No
     end(play, StepReply(done=True))
     assert (episode.ending, episode.error, episode.env_seconds) == ("done", "", 3.0)
     assert [turn.text for turn in episode.turns] == ["guess 5", "guess 7"]
-    row = row_read(episode.row)
+    row = tokens_of(episode.row)
     first, rewards = row["turn_ids"].count(0), row["rewards"]
     assert rewards[first - 1] == 0.25 and rewards[-1] == 1.0 and sum(rewards) == 1.25
     assert row["turn_ids"][first] == -1 and row["response_mask"][first] == 0, (
@@ -112,7 +111,7 @@ def test_it_samples_and_steps_until_the_environment_is_done(start, tokens) -> No
     )
 
 
-def test_a_turn_counts_the_engines_seconds_and_the_last_name_of_a_task_counts(
+def test_a_turn_counts_the_engines_seconds_and_keeps_the_name_of_its_task(
     start, tokens, monkeypatch
 ) -> None:
     now = [100.0]
@@ -126,13 +125,7 @@ def test_a_turn_counts_the_engines_seconds_and_the_last_name_of_a_task_counts(
         now[0] += 10.0
         play.send(StepReply(messages=said("higher"), reward=0.0, task=name))
     assert [turn.engine_seconds for turn in episode.turns] == [2.5, 0.5, 0.25]
-    records = pytest.importorskip("features.records.episode_records")
-    assert records.task_name_of(episode) == "high numbers"
-    assert [records.turn_record(turn)["engine_seconds"] for turn in episode.turns] == [
-        2.5,
-        0.5,
-        0.25,
-    ]
+    assert [turn.reply.task for turn in episode.turns] == ["low numbers", "high numbers", ""]
 
 
 def test_the_turn_limit_ends_it(start, tokens) -> None:
@@ -151,7 +144,7 @@ def test_a_turn_that_fills_the_row_is_not_played(start, tokens) -> None:
     play.send(None)
     play.send(StepReply(messages=said("guess")))
     assert play.send(completion(tokens, "5 5 5", "length")) == Ask("finish", ("overflow",))
-    assert row_read(episode.row)["response_mask"] == [1, 1, 1]
+    assert tokens_of(episode.row)["response_mask"] == [1, 1, 1]
 
 
 def test_a_reply_that_leaves_no_room_is_not_joined(start, tokens) -> None:
@@ -162,7 +155,7 @@ def test_a_reply_that_leaves_no_room_is_not_joined(start, tokens) -> None:
     assert play.send(StepReply(messages=said("higher higher higher"), reward=0.5)) == Ask(
         "finish", ("overflow",)
     )
-    row = row_read(episode.row)
+    row = tokens_of(episode.row)
     assert row["response_mask"] == [1, 1] and sum(row["rewards"]) == 0.5
 
 
@@ -199,7 +192,7 @@ def test_a_reward_function_replaces_the_environments_rewards(start, tokens) -> N
     play.send(completion(tokens, "5"))
     assert play.send(StepReply(reward=3.0, done=True)) == Ask("finish", ("done",))
     end(play, StepReply(reward=0.75, done=True))
-    assert row_read(episode.row)["rewards"] == [0.0, 0.75]
+    assert tokens_of(episode.row)["rewards"] == [0.0, 0.75]
 
 
 def test_an_episode_may_fail_in_its_finish(start, tokens) -> None:
@@ -224,7 +217,7 @@ def test_a_prompt_alone_is_answered_once() -> None:
     assert full.ending == "overflow"
 
 
-def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() -> None:
+def test_a_row_holds_few_bytes_a_token() -> None:
     row = Row(prompt_ids=[1, 2])
     episode = Episode(group=0, sample=0, rows=[row, Row(prompt_ids=[3])])
     row.append_sampled(
@@ -238,19 +231,13 @@ def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() ->
     )
     episode.add_reward(1.0)
     episode.add_reward(0.5)
-    record = row_read(row)
-    assert record == {
-        "prompt_ids": [1, 2],
-        "response_ids": [5, 6, 7, 8, 9],
-        "response_mask": [1, 1, 0, 0, 1],
-        "log_probs": [pytest.approx(x) for x in (-0.5, -0.1, 0.0, 0.0, -2.0)],
-        "turn_ids": [0, 0, -1, -1, 1],
-        "rewards": [0.0, 0.25, 0.0, 0.0, 1.5],
-        "template_mask": None,
-        "parent": None,
-    }
-    assert row_of(json.loads(json.dumps(record))) == row and row.sampled_in(1) == [9]
+    told = tokens_of(row)
+    assert told["turn_ids"] == [0, 0, -1, -1, 1]
+    assert told["response_mask"] == [1, 1, 0, 0, 1]
+    assert told["rewards"] == [0.0, 0.25, 0.0, 0.0, 1.5]
+    assert row.log_probs.tolist() == pytest.approx([-0.5, -0.1, 0.0, 0.0, -2.0])
     assert row.token_ids == [1, 2, 5, 6, 7, 8, 9]
+    assert row.sampled_in(1) == [9]
     long = Row(prompt_ids=[1])
     ids = list(range(1000, 21_000))
     long.append_sampled(

@@ -103,7 +103,8 @@ def test_every_ending_has_the_code_that_the_docs_name(
 
     config = PPOConfig()
     loaded = SimpleNamespace(config=config, explain=False)
-    monkeypatch.setattr(main, "load_config", lambda words: loaded)
+    monkeypatch.setattr(main, "load_config", lambda words, **options: loaded)
+    monkeypatch.setattr(main, "try_before_heavy_imports", lambda config: None)
     monkeypatch.setattr(main, "train", train)
     if code == "raises":
         # The interpreter prints its traceback and ends with 1.
@@ -178,53 +179,6 @@ def test_a_rank_that_the_system_killed_for_memory_says_so(
     error.add_note(f"rank 1 of 2, role actor, in update_actor, step 3; {kills.explain(error)}")
     line = main.in_one_line(error, PPOConfig())
     assert line is not None and "the system killed a process, out of memory" in line
-
-
-LIMITED = """
-import os, sys
-from pathlib import Path
-if os.environ["PPO_CORE_ATTEMPT"] == "1":
-    Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-    block = bytearray(400 << 20)
-    block[::4096] = b"x" * len(block[::4096])
-print(*sys.argv[2:])
-sys.exit(3)
-"""
-SUPERVISE = """
-import sys
-from pathlib import Path
-from features.supervisor.supervisor import Supervisor
-from training.config.loader import load_config
-words = [f"trainer.default_local_dir={sys.argv[1]}/run", "supervisor.max_restarts=1"]
-config = load_config([sys.argv[3], *words], check=False).config
-sys.exit(Supervisor(config, Path(sys.argv[1], "limited.py"), [sys.argv[2]]).run())
-"""
-
-
-@pytest.mark.seconds
-def test_a_run_that_the_system_kills_for_memory_is_restarted_with_half_the_budget(
-    tmp_path: Path,
-) -> None:
-    """A group of processes of 60 MB, where the system ends who takes more."""
-    group = Path(f"/sys/fs/cgroup/memory/ppo_test_{os.getpid()}")
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text("60M")
-    except OSError:
-        pytest.skip("no group of processes can be made here")
-    try:
-        (tmp_path / "limited.py").write_text(LIMITED)
-        command = [sys.executable, "-c", SUPERVISE, str(tmp_path), str(group)]
-        config = str(PROJECT / "configs/tiny_prompts.yaml")
-        done = subprocess.run(
-            [*command, config], cwd=PROJECT, capture_output=True, text=True, timeout=120
-        )
-    finally:
-        group.rmdir()
-    assert done.returncode == 3, done.stderr
-    assert "the system killed the run: memory ran out" in done.stderr
-    assert "the run ran out of memory (exit code 4" in done.stderr
-    assert re.search(r"actor\.ppo_max_token_len_per_gpu=\d+", done.stdout), done.stdout
 
 
 @pytest.mark.seconds

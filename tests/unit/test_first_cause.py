@@ -6,9 +6,6 @@ stand between the two (threads, futures, groups of ranks, clean-up), around made
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +23,6 @@ from torch.utils.data import DataLoader
 import main
 from custom.env import BadRewardFunction
 from custom.reward_managers.naive import NaiveRewardManager, RewardSample
-from tests.conftest import PROJECT
 from training import building, observers
 from training.async_rollout.dedicated_engines import DedicatedEngines
 from training.async_rollout.group_streaming import GroupStreamingEngines
@@ -355,47 +351,3 @@ def test_workers_that_load_rows_do_not_hide_the_cause(
 
     code, told = ending(monkeypatch, capsys, tmp_path, run)
     assert expected.words in told and code == expected.code
-
-
-# The supervisor returns what the attempt ended with, and starts again what may come to its end
-
-ATTEMPT = """
-import os, sys
-print("attempt", os.environ["PPO_CORE_ATTEMPT"], file=sys.stderr)
-code = int(sys.argv[-1])
-if code > 128:
-    os.kill(os.getpid(), code - 128)
-sys.exit(code)
-"""
-SUPERVISE = """
-import sys
-from pathlib import Path
-from features.supervisor.supervisor import Supervisor
-from training.config.loader import load_config
-folder, code, config = sys.argv[1:]
-words = [f"trainer.default_local_dir={folder}/run", "supervisor.max_restarts=1"]
-loaded = load_config([config, *words], check=False)
-supervisor = Supervisor(loaded.config, Path(folder, "attempt.py"), [])
-supervisor._overrides = lambda: [code]
-sys.exit(supervisor.run())
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("code", "attempts"), [(0, 1), (2, 1), (MEND, 1), (1, 2), (OUT_OF_MEMORY, 2), (75, 2), (137, 2)]
-)
-def test_the_supervisor_ends_as_the_last_attempt_did(
-    tmp_path: Path, code: int, attempts: int
-) -> None:
-    (tmp_path / "attempt.py").write_text(textwrap.dedent(ATTEMPT))
-    config = str(PROJECT / "configs/tiny_prompts.yaml")
-    done = subprocess.run(
-        [sys.executable, "-c", SUPERVISE, str(tmp_path), str(code), config],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stderr
-    assert done.stderr.count("attempt ") == attempts

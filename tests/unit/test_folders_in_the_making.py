@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from features.viewer.build import _take_place
-from tests.cases import fast_and_long
 from tests.conftest import PROJECT
 from training.run.files import folder_in_the_making
 
@@ -75,56 +73,35 @@ def test_a_folder_that_is_not_renamed_is_removed(tmp_path: Path) -> None:
     assert names(tmp_path / "a") == []
 
 
-def test_a_new_viewer_takes_an_old_one_s_place_whole(tmp_path: Path) -> None:
-    out, new = tmp_path / "viewer", tmp_path / "viewer.new"
-    for folder, text in ((out, "old"), (new, "new")):
-        folder.mkdir()
-        (folder / "index.html").write_text(text)
-    _take_place(new, out)
-    assert names(tmp_path) == ["viewer"] and (out / "index.html").read_text() == "new"
-    with pytest.raises(OSError, match="No such file"):
-        _take_place(tmp_path / "missing", out)
-    assert names(tmp_path) == ["viewer"] and (out / "index.html").read_text() == "new"
-
-
 WAITS = """
 import sys, time
 from pathlib import Path
-if sys.argv[1] == "viewer":
-    from features.viewer import command as module
-    module.build_viewer = lambda runs, out, **options: making(out)
-    words = [sys.argv[2], "--out", sys.argv[3]]
-else:
-    from features.export import export as module
-    module.export = lambda checkpoint, out, **options: making(out)
-    words = [sys.argv[2], sys.argv[3]]
 from training.run.files import folder_in_the_making
+SETTING_UP
 
 def making(out):
     with folder_in_the_making(Path(out), ".incomplete") as folder:
         print("made", flush=True)
         time.sleep(60)
 
-sys.exit(module.main(words))
+sys.exit(module.main(WORDS))
 """
 
 
-@pytest.mark.seconds
-@pytest.mark.parametrize(
-    "number",
-    fast_and_long([signal.SIGTERM, signal.SIGHUP, signal.SIGINT], fast=[signal.SIGTERM]),
-)
-@pytest.mark.parametrize("what", ["viewer", "export"])
-def test_a_signal_that_ends_a_viewer_or_an_export_leaves_nothing_half(
-    tmp_path: Path, what: str, number: signal.Signals
+def assert_a_signal_leaves_nothing(
+    tmp_path: Path, setting_up: str, words: list[str], number: signal.Signals
 ) -> None:
-    (tmp_path / "run/episodes").mkdir(parents=True)
-    (tmp_path / "run/episodes/1.jsonl").touch()
+    """Ends a command by a signal while it makes its folder; nothing of that is left.
+
+    Args:
+        setting_up: code that imports the command as `module`, and has it call `making(folder)`.
+        words: what the command is called with; OUT stands for the folder that it makes.
+    """
     (tmp_path / "places").mkdir()
-    words = [what, str(tmp_path / "run"), str(tmp_path / "places/out")]
-    command = [sys.executable, "-c", WAITS, *words]
+    words = [str(tmp_path / "places/out") if word == "OUT" else word for word in words]
+    code = WAITS.replace("SETTING_UP", setting_up).replace("WORDS", repr(words))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, cwd=PROJECT, **pipes)
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, cwd=PROJECT, **pipes)
     assert process.stdout is not None and process.stdout.readline() == "made\n"
     process.send_signal(number)
     _, said = process.communicate(timeout=30)

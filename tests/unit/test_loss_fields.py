@@ -24,7 +24,8 @@ CPU = torch.device("cpu")
 
 def test_an_update_is_sent_the_forward_pass_fields_and_every_listed_field_once() -> None:
     forward = set(loss_fields.FORWARD_FIELDS)
-    policy = set(loss_fields.POLICY_LOSS_FIELDS)
+    # The policy's passes alone get the engine's experts; the reference chooses for itself.
+    policy = {*loss_fields.POLICY_LOSS_FIELDS, "routed_experts"}
     values = set(loss_fields.VALUE_LOSS_FIELDS)
     actor, critic = registered_methods(ActorRolloutRefWorker), registered_methods(CriticWorker)
     sent = {
@@ -36,6 +37,8 @@ def test_an_update_is_sent_the_forward_pass_fields_and_every_listed_field_once()
         ),
         "update_critic": (critic["update_critic"].reads, forward | values),
     }
+    assert set(actor["compute_log_prob"].reads) == {*forward, "routed_experts"}
+    assert set(actor["compute_ref_log_prob"].reads) == forward
     for name, (reads, expected) in sent.items():
         assert set(reads) == expected and len(reads) == len(expected), name
         registered = critic if name == "update_critic" else actor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,9 @@ def test_a_command_works_from_a_folder_of_ones_own_that_has_a_folder_data(tmp_pa
     (own / "data").mkdir(parents=True)
     (own / "setup.py").write_text("raise SystemExit('not this one')\n")
     command = [python, "-m", "data.names"]
-    assert subprocess.run(command, cwd=own, capture_output=True).returncode == 1
+    # PYTHONPATH would name the project without the script.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    assert subprocess.run(command, cwd=own, env=env, capture_output=True).returncode == 1
     subprocess.run([python, str(PROJECT / "scripts/name_project.py")], check=True)
-    assert subprocess.run(command, cwd=own, capture_output=True).returncode == 0
+    assert subprocess.run(command, cwd=own, env=env, capture_output=True).returncode == 0
     assert "name_project.py" in (PROJECT / "scripts/setup_env.sh").read_text()

@@ -13,9 +13,11 @@ import torch
 
 from data.protocol import DataProto
 from training import observers as observing
+from training import observers_of_run
 from training.config import PPOConfig
 from training.config.loader import ConfigError
 from training.config.resources.user_code import check_observers
+from training.features import Feature
 from training.observers import (
     Notice,
     ObservedRun,
@@ -26,6 +28,7 @@ from training.observers import (
     StopRequest,
 )
 from training.observers_of_run import open_observers
+from training.run import recorded_config
 from training.run.checkpoint_contents import DriverState, load_driver_state, save_driver_state
 from training.run.recorded_config import flat_settings
 
@@ -276,9 +279,6 @@ def test_an_older_checkpoint_has_the_state_of_the_alarms_alone(tmp_path: Path) -
     torch.save(older, tmp_path / "data.pt")
     state = load_driver_state(tmp_path)
     assert (state.global_steps, state.observers) == (3, {"alarms": alarms})
-    observers = open_observers(make_run())
-    observers.load_state_dict(state.observers)
-    assert observers.state_dict()["alarms"]["lengths"]["fewest_cut"] == 0.5
 
 
 def test_a_checkpoint_keeps_the_states(tmp_path: Path) -> None:
@@ -290,7 +290,21 @@ def test_a_checkpoint_keeps_the_states(tmp_path: Path) -> None:
 # What a run opens
 
 
-def test_features_come_in_their_order_and_the_users_own_last(tmp_path: Path) -> None:
+def open_counts(run: ObservedRun) -> Observer:
+    return Counts()
+
+
+def open_nothing(run: ObservedRun) -> None:
+    return None
+
+
+def raise_at_opening(run: ObservedRun) -> None:
+    raise KeyError("broken")
+
+
+def test_features_come_in_their_order_and_the_users_own_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "watch.py"
     file.write_text(
         "from training.observers import Observer\n"
@@ -298,21 +312,16 @@ def test_features_come_in_their_order_and_the_users_own_last(tmp_path: Path) -> 
         "class Knows(Observer):\n"
         "    def __init__(self, run):\n        self.folder = run.run_dir\n"
     )
-    run = make_run(f"trainer.observers=[{file}:Mine,{file}:Knows]", "trainer.logger=[console,file]")
+    first = Feature(observer="tests.unit.test_observers:open_counts", observer_order=1)
+    last = Feature(observer="tests.unit.test_observers:open_counts")
+    off = Feature(observer="tests.unit.test_observers:open_nothing", observer_order=2)
+    brought = {"a_last": last, "none": Feature(), "off": off, "z_first": first}
+    monkeypatch.setattr(observers_of_run, "features", lambda: brought)
+    run = make_run(f"trainer.observers=[{file}:Mine,{file}:Knows]", "trainer.logger=[console]")
     observers = open_observers(run)
-    assert list(observers.named) == [
-        "console",
-        "alarms",
-        "records",
-        "trackers",
-        "viewer",
-        "run_page",
-        "Mine",
-        "Knows",
-    ]
+    assert list(observers.named) == ["console", "z_first", "a_last", "Mine", "Knows"]
     assert vars(observers.named["Knows"])["folder"] == Path("run")
-    off = make_run("alarms.mode=off", "records.keep_gib=0")
-    assert list(open_observers(off).named) == ["run_page"]
+    assert list(open_observers(make_run()).named) == ["z_first", "a_last"]
     assert list(open_observers(run, []).named) == ["console"]
     assert list(open_observers(run, [Counts(), Counts()]).named) == [
         "console",
@@ -351,18 +360,20 @@ def test_a_users_observer_that_cannot_be_made_is_refused_in_a_sentence(tmp_path:
 def test_a_feature_that_does_not_open_costs_itself(
     costs_itself: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(run: ObservedRun) -> None:
-        raise KeyError("broken")
-
-    monkeypatch.setattr("features.alarms.monitor.open_alarms", broken)
-    assert "alarms" not in open_observers(make_run()).named
-    assert "the run goes on without the feature alarms" in caplog.text
+    broken = Feature(observer="tests.unit.test_observers:raise_at_opening")
+    monkeypatch.setattr(observers_of_run, "features", lambda: {"broken": broken})
+    assert "broken" not in open_observers(make_run()).named
+    assert "the run goes on without the feature broken" in caplog.text
 
 
-def test_a_config_that_was_recorded_under_older_keys_is_read_under_the_new_ones() -> None:
-    older = "trainer:\n  alarms: stop\nagent:\n  episodes_keep: 1.0\n  max_turn: 3\n"
+def test_a_config_that_was_recorded_under_older_keys_is_read_under_the_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved = {"trainer.older_seed": "data.seed", "agent.older_length": "data.max_prompt_length"}
+    monkeypatch.setattr(recorded_config, "moved_keys", lambda: moved)
+    older = "trainer:\n  older_seed: 7\nagent:\n  older_length: 9\n  max_turn: 3\n"
     assert flat_settings(older) == {
-        "alarms.mode": "stop",
-        "records.keep_gib": 1.0,
+        "data.seed": 7,
+        "data.max_prompt_length": 9,
         "agent.max_turn": 3,
     }

@@ -354,8 +354,14 @@ def test_a_key_in_the_other_part_is_said_to_be_there():
         data.non_tensor_batch["uid"]
 
 
-def test_every_row_shape_in_the_table_of_fields_is_one_of_four():
-    assert {spec.shape for spec in FIELDS.values()} == {"(B,)", "(B,P)", "(B,R)", "(B,P+R)"}
+def test_every_row_shape_in_the_table_of_fields_is_one_of_five():
+    assert {spec.shape for spec in FIELDS.values()} == {
+        "(B,)",
+        "(B,P)",
+        "(B,R)",
+        "(B,P+R)",
+        "(B,P+R,layers,k)",
+    }
 
 
 def test_info_and_size_name_every_field(capsys):

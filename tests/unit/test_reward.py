@@ -322,6 +322,43 @@ def test_entries_keep_their_names_and_one_named_reward_scores_nothing(tokenizer)
     assert rewards.sum(dim=1).tolist() == [0.5, 0.5, 0, 0.5]
 
 
+def test_a_functions_entries_are_no_marks_of_the_managers(tokenizer):
+    """An entry `unscored` of a function's own took every row out of training."""
+
+    def score(**_):
+        return {"score": 1.0, "unscored": 1.0, "overlong": 3}
+
+    manager = NaiveRewardManager(
+        tokenizer,
+        0,
+        score,
+        max_resp_len=5,
+        overlong_buffer_cfg=OverlongBufferConfig(enable=True, len=2, log=True),
+    )
+    _, infos = compute_reward(make_batch(), manager)
+    assert "unscored" not in infos and infos["own_unscored"] == [1.0] * 4
+    assert infos["own_overlong"] == [3] * 4 and infos["overlong"][3] is True
+
+    def manager_of_its_own(data):
+        return {"reward_tensor": [1.0] * 4, "reward_extra_info": {"unscored": [0.5] * 4}}
+
+    _, infos = compute_reward(make_batch(), manager_of_its_own)
+    assert infos == {"own_unscored": [0.5] * 4}
+
+
+def test_a_rows_own_extra_info_is_not_lost_to_what_the_manager_adds(tokenizer):
+    seen = []
+
+    def score(extra_info, **_):
+        seen.append(extra_info)
+        return 1.0
+
+    batch = make_batch()
+    batch.non_tensor_batch["extra_info"] = object_array([{"num_turns": 9, "level": 2}] * 4)
+    NaiveRewardManager(tokenizer, 0, score)(batch)
+    assert seen[0]["own_num_turns"] == 9 and seen[0]["level"] == 2 and seen[0]["num_turns"] != 9
+
+
 def test_rows_without_extra_info_or_ground_truth(tokenizer):
     data = make_batch()
     # As collate_fn leaves it for a row that lacks the key.

@@ -21,6 +21,7 @@ from scripts.same_compare import (
     tensor_differences,
 )
 from scripts.same_runs import RUNS, ComparedRun
+from tests.needed_features import needs_features
 from training.config.loader import load_config
 from training.run.metrics_file import METRICS_FILE
 
@@ -189,7 +190,9 @@ def test_a_run_is_made_once_for_a_commit_and_anew_with_other_settings(tmp_path: 
     assert not changed.is_kept and changed.results != clean.results
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_features(*run.features)) for name, run in RUNS.items()]
+)
 def test_every_run_is_a_config_that_the_loader_takes(name: str, tmp_path: Path) -> None:
     run = RUNS[name]
     config = load_config(run.argv(tmp_path, tmp_path, 3), check=False).config

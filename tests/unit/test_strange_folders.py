@@ -9,13 +9,8 @@ from pathlib import Path
 import pytest
 import transformers
 
-from features.evaluation.command import require_in_run
-from features.run_page.html import write_html
-from features.viewer.command import own_folder
-from features.viewer.records import read_lines
 from tests.conftest import make_model, make_tokenizer
 from training.config import ModelConfig, plain_files
-from training.config.loader import ConfigError
 from training.config.plain_files import plain_lines, special_file
 from training.run.checkpoint_weights import read_model_config
 from training.run.files import append_line, write_atomically
@@ -37,13 +32,10 @@ def victim(tmp_path: Path) -> Path:
 
 @pytest.mark.seconds
 def test_a_file_that_is_one_endless_line_is_refused_at_once(tmp_path: Path) -> None:
-    for name in ("metrics.jsonl", "1.jsonl"):
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(HOLES)
+    with (tmp_path / "metrics.jsonl").open("wb") as file:
+        file.truncate(HOLES)
     with pytest.raises(OSError, match="has a line of more than 256 MiB"):
         list(read_records(tmp_path / "metrics.jsonl"))
-    with pytest.raises(OSError, match="has a line of more than 256 MiB"):
-        list(read_lines(tmp_path / "1.jsonl"))
 
 
 def test_lines_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,12 +86,11 @@ def test_a_link_in_a_run_s_folder_leads_nothing_that_is_written_elsewhere(
 ) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    names = ("config.yaml.tmp", "events.jsonl", "metrics.jsonl", OWNER_FILE, "page.html")
-    for name in (*names, f"page.html.{os.getpid()}.tmp"):
+    names = ("config.yaml.tmp", "events.jsonl", "metrics.jsonl", OWNER_FILE)
+    for name in (*names, f"config.yaml.{os.getpid()}.tmp"):
         (run_dir / name).symlink_to(victim)
     write_atomically(run_dir / "config.yaml", "a: 1\n")
     assert (run_dir / "config.yaml").read_text() == "a: 1\n"
-    write_html({"title": "x"}, run_dir / "page.html")
     with pytest.raises(OSError, match="symbolic links"):
         append_line(run_dir / "events.jsonl", "{}")
     # As a run that goes on has it, whose old file is of no use.
@@ -109,23 +100,6 @@ def test_a_link_in_a_run_s_folder_leads_nothing_that_is_written_elsewhere(
     with pytest.raises(OSError, match="symbolic links"), run_lock(run_dir):
         pass
     assert victim.read_text() == "of the user\n"
-
-
-def test_a_viewer_and_an_evaluation_stay_in_the_run_s_folder(tmp_path: Path) -> None:
-    run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    run_dir.mkdir()
-    elsewhere.mkdir()
-    assert own_folder(run_dir) == run_dir / "viewer"
-    require_in_run([run_dir / "eval/model"], run_dir)
-    for name in ("viewer", "eval"):
-        (run_dir / name).symlink_to(elsewhere / "new")
-    with pytest.raises(ValueError, match="outside of the run's folder"):
-        own_folder(run_dir)
-    with pytest.raises(ConfigError, match="--out"):
-        require_in_run([run_dir / "eval/model"], run_dir)
-    # The run's folder itself may be a link.
-    (tmp_path / "link").symlink_to(elsewhere)
-    assert own_folder(tmp_path / "link") == tmp_path / "link/viewer"
 
 
 @pytest.fixture

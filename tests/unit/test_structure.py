@@ -179,6 +179,21 @@ def test_trainer_update_rollout_and_data_never_import_a_feature(
     assert {arrow for arrow in arrows if arrow[1]} == set()
 
 
+# Their tests are there whatever folder of features/ was deleted.
+TESTS_OF_THE_CORE = ("tests/unit", "tests/processes")
+
+
+def test_the_cores_tests_import_no_feature() -> None:
+    arrows = []
+    for folder in TESTS_OF_THE_CORE:
+        for path in sorted((PROJECT / folder).rglob("*.py")):
+            for target in imported(ast.parse(path.read_text()), {}):
+                is_of_feature = is_in(target, "features") and feature_of(target) != SHARED
+                if is_of_feature or is_in(target, "tests.features"):
+                    arrows.append(f"{path.relative_to(PROJECT)} imports {target}")
+    assert arrows == [], "a test of what a feature does lies in tests/features/NAME"
+
+
 def test_only_the_reader_of_features_names_them(modules: dict[str, ast.Module]) -> None:
     names = set()
     for name, tree in modules.items():

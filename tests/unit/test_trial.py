@@ -14,10 +14,8 @@ from transformers import AutoTokenizer
 
 from custom.agent import Agent, AgentSpec
 from custom.env import BaseEnvironment
-from custom.env_factory import make_environment
 from custom.trial import GARBAGE, Trial, play_trial
 from data.watchdog import ATTEMPT
-from features.judges import ModelSettings, install_models, models
 from training import environment_trial
 from training.config import AgentConfig, DataConfig, PPOConfig
 from training.config.loader import ConfigError
@@ -340,30 +338,6 @@ def test_an_environment_that_crashes_whenever_it_is_played_is_a_problem(
     )
 
 
-@pytest.mark.parametrize("at", ["reset", "step"])
-def test_a_model_that_the_config_lacks_is_named_before_the_environment_that_asks_it(
-    at: str, tiny_game: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Judged(Marathon):
-        def reset(self, seed: int | None = None) -> Any:
-            return models["judge"].ask("ready?") if at == "reset" else super().reset(seed)
-
-        def step(self, action: str) -> tuple[Any, ...]:
-            return models["judge"].ask(action), 1.0, True, {}
-
-    other = ModelSettings(name="jugde", base_url="http://127.0.0.1:9/v1", model="m")
-    install_models({"jugde": other})
-    try:
-        (problem,) = trial_problems(tiny_game, Judged, monkeypatch)
-    finally:
-        install_models({})
-    assert problem.startswith(
-        "judges.models has no 'judge'; it has: jugde. Did you mean 'jugde'? environment Judged"
-    )
-    assert "must answer" not in problem and problem.count("has no 'judge'") == 1
-    assert "test_trial.py" in problem
-
-
 def test_an_observation_that_leaves_no_room_for_a_second_turn_is_named(
     caplog: pytest.LogCaptureFixture, tiny_game: Path
 ) -> None:
@@ -395,11 +369,3 @@ def test_a_game_that_pays_every_answer_alike_is_named(caplog: pytest.LogCaptureF
     Flat.paid = 0.0
     assert f"INFO Marathon paid 0 {words}" in said(caplog, Flat())
     assert words not in said(caplog, Marathon())
-
-
-def test_reasoning_gyms_rush_hour_pays_every_answer_alike(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    pytest.importorskip("reasoning_gym")
-    text = said(caplog, make_environment("reasoning_gym:rush_hour"))
-    assert "WARNING Marathon paid 0.01 for each random answer, and as much for" in text

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from data.turn_tokens import Join, TurnTokens, fold_system_message
+from data.template_check import check_template
+from data.turn_tokens import (
+    CHATML_TEMPLATE,
+    Join,
+    TemplateRefusal,
+    TurnTokens,
+    fold_system_message,
+)
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -360,7 +367,7 @@ def test_a_template_that_closes_only_turns_that_others_follow_gets_no_second_end
         "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
     )
     assert joined_text(turns, "7<|im_end|>", [user("low")]).count("<|im_end|>") == 1
-    turns.check_template()
+    check_template(turns)
 
 
 def test_a_reply_of_no_messages_or_of_several_is_joined():
@@ -524,20 +531,20 @@ def test_the_usual_templates_pass_the_check_in_silence(name, caplog):
     with caplog.at_level(logging.WARNING):
         turn_tokens(name).accepts_system  # noqa: B018
         caplog.clear()
-        turn_tokens(name).check_template()
+        check_template(turn_tokens(name))
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize("name", ["smollm2", "qwen2.5", "qwen3", "mistral-v3"])
 def test_templates_with_tools_pass_the_check_with_their_replies(name):
-    turn_tokens(name).check_template(
-        tools=[TOOL], reply_roles=[("user",), ("tool",), ("tool", "user"), ()]
+    check_template(
+        turn_tokens(name), tools=[TOOL], reply_roles=[("user",), ("tool",), ("tool", "user"), ()]
     )
 
 
 def test_a_system_message_that_gets_lost_is_logged(caplog):
     with caplog.at_level(logging.WARNING):
-        turn_tokens("mistral-v3").check_template(tools=[TOOL], reply_roles=[("tool",)])
+        check_template(turn_tokens("mistral-v3"), tools=[TOOL], reply_roles=[("tool",)])
     assert (
         "leaves out the system message in a conversation of system, user, assistant, tool"
         in caplog.text
@@ -547,7 +554,7 @@ def test_a_system_message_that_gets_lost_is_logged(caplog):
 def test_a_boundary_of_turns_that_is_tokenised_differently_is_logged(caplog):
     turns = of_template(LLAMA2, "</s>", core=sentencepiece_core())
     with caplog.at_level(logging.WARNING):
-        turns.check_template()
+        check_template(turns)
     assert "tokenises the boundary of two turns differently" in caplog.text
 
 
@@ -589,7 +596,7 @@ def test_a_boundary_of_turns_that_is_tokenised_differently_is_logged(caplog):
 )
 def test_a_template_that_cannot_do_it_is_named_with_its_fault(template, roles, fault):
     with pytest.raises(ValueError, match=fault):
-        of_template(template).check_template(reply_roles=[roles])
+        check_template(of_template(template), reply_roles=[roles])
 
 
 def test_what_costs_quality_but_not_exactness_is_logged(caplog):
@@ -598,12 +605,12 @@ def test_what_costs_quality_but_not_exactness_is_logged(caplog):
         turns.tokenizer, template_kwargs={}, eos_token_ids=[turns.tokenizer.pad_token_id]
     )
     with caplog.at_level(logging.INFO):
-        no_stop.check_template(tools=[TOOL])
+        check_template(no_stop, tools=[TOOL])
     assert "ends turns with '<|im_end|>\\n', where sampling does not stop" in caplog.text
     assert "ignores tools=" in caplog.text
     assert "earlier thinking" not in caplog.text
     with caplog.at_level(logging.INFO):
-        turn_tokens("qwen3").check_template()
+        check_template(turn_tokens("qwen3"))
     assert "drops or moves earlier thinking: such turns start new rows" in caplog.text
 
 
@@ -707,3 +714,32 @@ def test_equal_tools_are_marked_once_and_no_others_are_taken_for_them():
     assert reordered == TOOL
     assert list(turns.marked_tools([reordered]).marked[0]) == list(reordered)
     assert turns.marked_tools(None).marked is None
+
+
+def test_a_turn_whose_markers_the_template_refuses_stays_as_it_was_sampled() -> None:
+    """It was a failure of the environment, so that episodes with such turns were played again."""
+    refuses = (
+        "{% for m in messages %}{% if '<|box|>' in m.content %}{{ raise_exception('a box') }}"
+        "{% endif %}{% endfor %}" + CHATML_TEMPLATE
+    )
+    turns = of_template(refuses, control=["<|im_start|>", "<|box|>"])
+    plain = of_template(CHATML_TEMPLATE, control=["<|im_start|>", "<|box|>"])
+    sampled = encode(turns, "in the <|box|> it is<|im_end|>")
+    assert "<|box|>" in turns.text(sampled), "or nothing is refused"
+    conversation = turns.conversation([user("where?")])
+    alike = plain.conversation([user("where?")])
+    for answer in (sampled, encode(turns, "there<|im_end|>"), sampled):
+        join = conversation.join(answer, [user("no")])
+        assert join.rewritten is None
+        assert join == alike.join(answer, [user("no")])
+    assert turns.text(conversation.prompt()).count("box") == 2
+
+
+def test_an_environments_words_that_the_template_refuses_are_the_environments_fault() -> None:
+    refuses = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
+        "{% endif %}{% endfor %}" + CHATML_TEMPLATE
+    )
+    conversation = of_template(refuses).conversation([user("where?")])
+    with pytest.raises(TemplateRefusal, match="no tools"):
+        conversation.join(encode(of_template(refuses), "there<|im_end|>"), [tool("x")])

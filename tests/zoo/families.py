@@ -206,6 +206,10 @@ class WholeFamily(Family):
     placeholders: dict[str, int]
     further: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
+    def for_vllm(self) -> WholeFamily:
+        """Returns the family with a language part in sizes that vLLM's kernels for a CPU know."""
+        return replace(self, part=self.part.for_vllm())
+
     def config(self) -> PretrainedConfig:
         """Makes the configuration of the whole, with the part's in it."""
         return getattr(transformers, self.config_class)(

@@ -40,6 +40,8 @@ from workers.weight_sync.manifest import iter_weights, weight_manifest
 # Nats, in float32.
 ENGINE_TOLERANCE = 1e-4
 ROW_TOLERANCE = 1e-5
+# How far planned memory may be from what a run takes.
+PLAN_TOLERANCE = 0.1
 # What no loss reaches: the routers' corrections are set by a load, not by a gradient.
 WITHOUT_GRADIENT = ("correction_bias",)
 # Prompts of many lengths, two of which are alike, and answers that end at other times: rows leave a

@@ -14,6 +14,7 @@ from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
 import workers.model.state as model_state
 from tests.conftest import PROJECT
+from tests.needed_features import require_features
 from tests.zoo import proofs
 from tests.zoo.families import WHOLE, WholeFamily
 from tests.zoo.proofs import ENGINE_TOLERANCE, Subject
@@ -91,7 +92,7 @@ def check_whole(before: Path, after: Path, dtype: torch.dtype) -> None:
 def test_an_export_and_the_checkpoint_have_the_tower_bitwise(
     family: WholeFamily, folder: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("features.export.export")
+    require_features("export")
     subject = Subject.load(family, folder)
     assert proofs.exported_is_policy(subject, tmp_path / "run", tmp_path / "out") < 1e-5
     check_whole(folder, tmp_path / "out", torch.float32)

@@ -16,6 +16,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, train
+from tests.needed_features import require_features
 from tests.zoo import proofs
 from tests.zoo.families import FAMILIES, FAST, REFUSED
 from tests.zoo.proofs import ENGINE_TOLERANCE, ROW_TOLERANCE, Subject
@@ -144,7 +145,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_bitwise_as_one_that_was_not_s
 def test_plain_transformers_loads_the_export_and_computes_the_policy(
     subject: Subject, tmp_path: Path
 ) -> None:
-    pytest.importorskip("features.export.export")
+    require_features("export")
     own = Subject.load(subject.family, subject.folder)
     assert proofs.exported_is_policy(own, tmp_path / "run", tmp_path / "out") <= ROW_TOLERANCE
 
@@ -177,7 +178,7 @@ def test_adapters_that_a_kernel_reads_past_are_found_before_training(tmp_path: P
 
 
 def test_the_memory_of_a_run_is_planned(subject: Subject) -> None:
-    pytest.importorskip("features.memory_plan.planner")
+    require_features("memory_plan")
     assert proofs.plan_is_made(subject)
 
 

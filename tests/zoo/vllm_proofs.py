@@ -8,11 +8,7 @@ a process of its own: what one leaves in vLLM's globals reaches no other.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,7 @@ import torch
 from torch import nn
 
 from tests.zoo import proofs
-from tests.zoo.families import Family
+from tests.zoo.families import Family, WholeFamily
 from tests.zoo.proofs import ANSWERS, ENGINE_TOLERANCE, OPTIM, Subject, prompt, vocabulary_of
 from training.config import ModelConfig, RolloutConfig
 from workers.model.builder import ModelSpec
@@ -74,13 +70,14 @@ def tolerance_of(dtype: str) -> float:
 
 def dtype_of(family: Family) -> str:
     """Names the type in which vLLM has kernels for a family on a CPU."""
-    return "bfloat16" if "linear_conv_kernel_dim" in family.settings else "float32"
+    settings = family.part.settings if isinstance(family, WholeFamily) else family.settings
+    return "bfloat16" if "linear_conv_kernel_dim" in settings else "float32"
 
 
 def load(family: Family, folder: Path) -> Subject:
     """Loads a folder that `Family.make` wrote, with an engine of vLLM's."""
     dtype = dtype_of(family)
-    config = ModelConfig(dtype=dtype, enable_gradient_checkpointing=False)
+    config = ModelConfig(path=str(folder), dtype=dtype, enable_gradient_checkpointing=False)
     spec = ModelSpec(config, str(folder), torch.device("cpu"))
     lm = spec.causal_lm(trainable=True)
     engine = build_engine(spec)
@@ -142,12 +139,25 @@ def prove(family: Family, folder: Path) -> Proved:
     """Makes every proof of a family with vLLM, in a folder for its files.
 
     Raises:
-        ValueError: the start of a run refuses it.
-        AssertionError: a tensor did not move, or the engine had it before it was sent.
+        ValueError, or what vLLM raises: the start of a run refuses it.
+        AssertionError: what follows the start failed.
     """
     family = family.for_vllm()
     subject = load(family, family.make(folder / "model"))
     try_engine(subject)
+    try:
+        return prove_started(subject, folder)
+    except Exception as error:
+        raise AssertionError(f"{type(error).__name__}: {error}") from error
+
+
+def prove_started(subject: Subject, folder: Path) -> Proved:
+    """Makes the proofs of what started.
+
+    Raises:
+        AssertionError: a tensor did not move, or the engine had it before it was sent.
+    """
+    family = subject.family
     [model_class] = engine_of(subject).apply_model(lambda model: type(model).__name__)
     before, again = engine_twice(subject)
     unmoved = proofs.update(subject)
@@ -195,7 +205,10 @@ def shared_with(subject: Subject) -> list[str]:
 
 
 def exported_is_policy(subject: Subject, folder: Path) -> float:
-    """Exports the policy; measures how far vLLM, which reads the folder alone, is from it."""
+    """Exports the policy; measures how far vLLM, which reads the folder alone, is from it.
+
+    Where vLLM is sent a language part in place of reading a folder, it is sent the folder's.
+    """
     from features.export.export import export
 
     run = folder / "run"
@@ -203,10 +216,9 @@ def exported_is_policy(subject: Subject, folder: Path) -> float:
     export(run, folder / "out")
     spec = replace(subject.spec, path=str(folder / "out"))
     reader = replace(subject, engine=build_engine(spec))
+    if not reader.engine.reads_folder:
+        replace(reader, lm=spec.causal_lm(trainable=False)).sync()
     return gap_of(reader)
-
-
-# A process for each.
 
 
 def prepare() -> None:
@@ -217,29 +229,3 @@ def prepare() -> None:
 
     # Whether vLLM can import a model's class it tries in a process of its own: ours is one.
     registry._run_in_subprocess = lambda inspect: inspect()
-
-
-def in_own_process(prove_it: Callable[[], Proved]) -> Proved | str:
-    """Makes the proofs in a process of their own; returns them, or what was raised."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        answer: dict[str, Any] = {}
-        try:
-            answer["proved"] = asdict(prove_it())
-        # Whatever is raised is what is told of the family.
-        except BaseException as error:
-            answer["refused"] = " ".join(str(error).split()) or type(error).__name__
-        os.write(writing, json.dumps(answer).encode())
-        sys.stdout.flush()
-        # Without the parent's own cleanups.
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as stream:
-        content = stream.read()
-    os.waitpid(child, 0)
-    answer = json.loads(content or b"{}")
-    if "proved" in answer:
-        return Proved(**answer["proved"])
-    return answer.get("refused", "its process died")

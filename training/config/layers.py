@@ -44,7 +44,7 @@ MISSING = "???"
 OTHER_WORDS: dict[str, str] = yaml.safe_load(
     Path(__file__).with_name("other_words.yaml").read_text(encoding="utf-8")
 )
-# Of one source so many foreign keys are told one by one; verl's own files have a hundred.
+# So many foreign keys of one source are told one by one; verl's own files have a hundred.
 MAX_NOTES_SAID = 8
 NO_ADVICE = " --help lists all keys"
 # At most so many names are shown of the files beside a missing one.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -35,8 +35,17 @@ class Leaf:
     @property
     def plain(self) -> Any:
         """Returns the type without null, bounds and parameters: int, str, tuple, dict, Literal."""
-        kind = get_args(self.kind)[0] if self.takes_null else self.kind
+        kind = self._without_null
         return getattr(kind, "__origin__", kind)
+
+    @property
+    def words(self) -> tuple[Any, ...]:
+        """Returns the values that a Literal allows beside null; of other types nothing."""
+        return get_args(self._without_null) if self.plain is Literal else ()
+
+    @property
+    def _without_null(self) -> Any:
+        return get_args(self.kind)[0] if self.takes_null else self.kind
 
 
 def leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Leaf]]:

@@ -64,13 +64,15 @@ class ConfigError(ValueError):
         super().__init__("\n".join([f"{count} in the configuration:", *lines]))
 
 
-def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
+def load_config(argv: list[str], *, check: bool = True, ask_engine: bool = True) -> LoadedConfig:
     """Reads a command line (without the program's name).
 
     Args:
         check: also report impossible combinations and whatever this machine cannot run (checks.py),
             with bad values at their defaults; left out where a file cannot be read, as its values
             would only seem to be missing.
+        ask_engine: the class of the rollout engine is asked, too; False: the caller does that, as
+            it imports torch (`resources.engines.ask_engine_class`).
     Raises:
         ConfigError: with all problems together. `--help` prints the keys and raises SystemExit(0).
     """
@@ -91,7 +93,7 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     config = _make_config(layers)
     if check and not layers.file_problems:
         asks_all = not command_line.explain
-        ask_engine = asks_all and not layers.problems
+        ask_engine = ask_engine and asks_all and not layers.problems
         problems = check_config(config, ask_hub=asks_all, ask_engine=ask_engine)
         layers.report_checked(problems)
     unchecked = None

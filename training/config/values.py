@@ -5,7 +5,7 @@ A word keeps its spelling until the type of its field is known, so that run 007 
 
 import json
 import re
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, TypeAdapter
@@ -77,7 +77,7 @@ def convert(value: Any, leaf: Leaf) -> Any:
     elif isinstance(value, bool) and kind in (int, float):
         value = str(value)
     # YAML reads a bare `off` as false.
-    elif value is False and kind is Literal and "off" in get_args(leaf.kind):
+    elif value is False and "off" in leaf.words:
         value = "off"
     if kind is tuple and not isinstance(value, list | tuple):
         value = [] if value in (None, "") else [value]

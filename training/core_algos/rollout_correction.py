@@ -96,7 +96,7 @@ def compute_rollout_correction_weights(
 
     mean = masked_mean(weights, mask)
     mean_square = masked_mean(weights**2, mask)
-    # Of sequences the ratios themselves; of tokens the weights, whose bounds are known.
+    # Sequences are measured by their ratios, tokens by their weights, whose bounds are known.
     measured = ratio if rollout_is == "sequence" else weights
     lowest, highest = masked_range(measured, mask)
     metrics = {

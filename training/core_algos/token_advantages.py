@@ -91,7 +91,7 @@ def _scan_time_first(
 ) -> Tensor:
     """Computes the advantages of `gae_scan`, in one piece of memory; all are (steps, rows)."""
     scanned = torch.zeros_like(values)
-    # Of each step, (rows,): views of `scanned`, which is filled in three goes.
+    # One view of `scanned` a step, (rows,); three goes fill it.
     step = scanned.unbind()
     last = len(step) - 1
     decay = torch.where(mask, continues * values.new_tensor(gamma * lam), 1).unbind()

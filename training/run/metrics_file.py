@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from data.own_names import keep_own
 from training.config.plain_files import plain_lines
 from training.run.files import naming, open_in_folder, write_atomically
 
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 # How metrics.jsonl writes numbers that JSON has no form for.
 NOT_FINITE = ("nan", "inf", "-inf")
-# Of a metrics.jsonl: more than a step's line.
+# A line of metrics.jsonl is shorter than this.
 LAST_BYTES = 1 << 20
 # No run gets further.
 LAST_STEP = 2**31 - 1
@@ -74,7 +75,7 @@ class LineFile:
 def as_record(data: Mapping[str, float], step: int) -> dict[str, float | str]:
     """Returns a step's entry, whose values are numbers that JSON has, or NOT_FINITE."""
     record: dict[str, float | str] = {"step": step}
-    for key, value in data.items():
+    for key, value in keep_own(data, record, "a step's metrics").items():
         record[key] = value if math.isfinite(value) else str(value)
     return record
 

@@ -20,7 +20,7 @@ from workers.model.sequences import Sequences
 
 # The name under which transformers knows this attention.
 NAME = "ppo_core"
-# Of the mask that `Sequences.model_inputs` hands on, which nothing reads.
+# `Sequences.model_inputs` hands on a mask of this shape, which nothing reads.
 UNREAD_MASK_SHAPE = (1, 1, 1, 1)
 # Sizes of a head that the kernel takes.
 KERNEL_HEAD_SIZES = range(8, 257, 8)

@@ -243,8 +243,8 @@ class ModelSpec:
                 module.register_forward_hook(_cast_output)
         if trainable and self._checkpoints_gradients():
             checkpoint_gradients(model)
-        # Of several ranks sharding moves each layer's part to the device; the whole might not fit
-        # there.
+        # On several ranks sharding moves each layer's part to the device; the whole might not
+        # fit there.
         if world_size() == 1:
             model = model.to(self.device)
         set_training(model, trainable)

@@ -29,6 +29,9 @@ LossFields = dict[str, Tensor]
 # What a forward pass reads: the tokens, and which of them were sampled.
 FORWARD_FIELDS: tuple[str, ...] = ("prompts", "responses", "response_mask", "attention_mask")
 
+# What the policy's passes read beside them, as far as a batch has it.
+POLICY_FORWARD_FIELDS = (*FORWARD_FIELDS, "routed_experts")
+
 # What the policy's losses read (workers/dp_actor.py), as far as a batch has it.
 POLICY_LOSS_FIELDS: tuple[str, ...] = (
     "advantages",
@@ -43,9 +46,9 @@ POLICY_LOSS_FIELDS: tuple[str, ...] = (
 # What the values' loss reads (workers/dp_critic.py).
 VALUE_LOSS_FIELDS: tuple[str, ...] = ("values", "returns", "episode_share")
 
-POLICY_UPDATE_FIELDS = FORWARD_FIELDS + POLICY_LOSS_FIELDS
+POLICY_UPDATE_FIELDS = POLICY_FORWARD_FIELDS + POLICY_LOSS_FIELDS
 VALUE_UPDATE_FIELDS = FORWARD_FIELDS + VALUE_LOSS_FIELDS
-# Of a policy that has the values (critic.share_backbone).
+# A policy that has the values (critic.share_backbone) needs both.
 POLICY_AND_VALUE_UPDATE_FIELDS = tuple(dict.fromkeys(POLICY_UPDATE_FIELDS + VALUE_LOSS_FIELDS))
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -23,6 +23,7 @@ from training.batch.schedules import (
 )
 from training.config import OptimConfig
 from workers.model.muon import MuonAndAdamW, matrices_and_others
+from workers.model.sharded_step import try_sharded_step
 
 # Those whose fused form takes parameters that several ranks share, too.
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
@@ -34,8 +35,8 @@ def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
     Adam and AdamW are fused: one pass over memory on CPU and CUDA alike.
 
     Raises:
-        ValueError: there is no such class, or it does not take what the settings give it, or
-            parameters that several ranks share.
+        ValueError: there is no such class, or it does not take what the settings give it, or it
+            makes no right step of parameters that several ranks share.
     """
     made_by = optimizer_class(optim)
     if made_by is torch.optim.Muon:
@@ -49,12 +50,14 @@ def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
             muon=optim.override_optimizer_config or {},
         )
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if made_by is torch.optim.Adafactor and any(isinstance(p, DTensor) for p in parameters):
-        raise ValueError(
-            "optim.optimizer=Adafactor: torch's takes no parameters that several ranks share; "
-            "train on one rank, or take AdamW or Muon"
-        )
-    return made_by(parameters, **optimizer_arguments(made_by, optim))
+    arguments = optimizer_arguments(made_by, optim)
+
+    def make(these: list[Parameter]) -> Optimizer:
+        return made_by(these, **arguments)
+
+    if made_by not in FUSED:
+        try_sharded_step(make, parameters, optim.optimizer, "AdamW or Muon")
+    return make(parameters)
 
 
 def optimizer_class(optim: OptimConfig) -> type[Optimizer]:

@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from data.protocol import DataProto
 from workers.model.forward_settings import ForwardSettings
+from workers.model.router_replay import RouterPass, missing_choice
 from workers.model.sequences import Sequences
 from workers.model.shared_prefix import PackedRow, cut_segments
 
@@ -39,6 +40,7 @@ class ForwardBatch:
         rows, columns: (N,) the row of the batch it belongs to, and its column among the responses.
         sequences: of packed rows, or of a sequence-parallel group.
         temperature: of the distribution that the tokens were sampled from.
+        router_pass: which experts each of the T * L tokens gets; None: the model's own choice.
     """
 
     input_ids: Tensor
@@ -50,6 +52,7 @@ class ForwardBatch:
     attention_mask: Tensor | None = None
     sequences: Sequences | None = None
     temperature: float = 1.0
+    router_pass: RouterPass | None = None
 
     def model_inputs(self) -> dict[str, Any]:
         """Returns the keyword arguments of a transformers model."""
@@ -71,11 +74,13 @@ class RowTokens:
         ids: (n,) int64.
         sampled: (sampled tokens,) the places in `ids` of those that are to be predicted.
         columns: (sampled tokens,) their columns in `responses`.
+        experts: (n, layers, experts of a token) what the engine chose, where the batch has it.
     """
 
     ids: Tensor
     sampled: Tensor
     columns: Tensor
+    experts: Tensor | None = None
 
     def without_sampled(self) -> "RowTokens":
         """Returns the row with nothing sampled in it."""
@@ -104,13 +109,15 @@ def row_tokens(data: DataProto, strip_padding: bool) -> list[RowTokens]:
             f"rows {first_rows} have no prompt token in attention_mask, which their first sampled "
             "token would be predicted from; attend a begin-of-text or padding token"
         )
+    experts = data.batch.get("routed_experts", None)  # (B, P + R, layers, k)
     rows = []
-    for row_ids, row_kept, row_sampled in zip(ids, kept, sampled, strict=True):
+    for number, (row_ids, row_kept, row_sampled) in enumerate(zip(ids, kept, sampled, strict=True)):
         rows.append(
             RowTokens(
                 ids=row_ids[row_kept],
                 sampled=row_sampled[row_kept].nonzero().squeeze(1),
                 columns=row_sampled.nonzero().squeeze(1) - prompt_length,
+                experts=None if experts is None else experts[number][row_kept],
             )
         )
     return rows
@@ -164,6 +171,11 @@ def _pack(
     for row, start, length in segments.parts:
         ids.append(rows[row].ids[start : start + length])
         positions.append(torch.arange(start, start + length))
+    given = []
+    for row, start, length in segments.parts:
+        experts = rows[row].experts
+        if experts is not None:
+            given.append(experts[start : start + length])
     lengths = [segment.length for segment in segments.parts]
     keys = [torch.from_numpy(places) for places in segments.keys]
     total = sum(lengths)
@@ -173,6 +185,9 @@ def _pack(
         positions.append(torch.arange(missing))
         lengths.append(missing)
         keys.append(torch.arange(total, total + missing))
+        if given:
+            shape = (missing, *given[0].shape[1:])
+            given.append(given[0].new_full(shape, missing_choice(given[0].dtype)))
     sampled = _sampled_tokens(rows, [torch.from_numpy(places) for places in segments.places])
     return ForwardBatch(
         input_ids=torch.cat(ids)[None],
@@ -184,6 +199,7 @@ def _pack(
         sequences=Sequences.of(
             lengths, keys if any(shared) else None, tells_boundaries=tells_boundaries
         ),
+        router_pass=RouterPass(given=torch.cat(given)) if given else None,
     )
 
 
@@ -201,7 +217,18 @@ def _pad(rows: Sequence[RowTokens]) -> ForwardBatch:
         labels=sampled.labels,
         rows=sampled.rows,
         columns=sampled.columns,
+        router_pass=_padded_choices(rows),
     )
+
+
+def _padded_choices(rows: Sequence[RowTokens]) -> RouterPass | None:
+    """Pads the engine's choices as `_pad` does the tokens; None where the batch has none."""
+    given = [row.experts for row in rows if row.experts is not None]
+    if not given:
+        return None
+    filler = missing_choice(given[0].dtype)
+    padded = pad_sequence(given, batch_first=True, padding_value=filler)
+    return RouterPass(given=padded.flatten(0, 1))
 
 
 @dataclass
@@ -239,6 +266,9 @@ def _take_rank_part(whole: ForwardBatch, group: dist.ProcessGroup) -> ForwardBat
     start = group.rank() * width
     stop = start + width
     here = (whole.logit_positions >= start) & (whole.logit_positions < stop)  # (N,)
+    router_pass = whole.router_pass
+    if router_pass is not None and router_pass.given is not None:
+        router_pass = RouterPass(given=router_pass.given[start:stop])
     return replace(
         whole,
         input_ids=whole.input_ids[:, start:stop],
@@ -247,5 +277,6 @@ def _take_rank_part(whole: ForwardBatch, group: dist.ProcessGroup) -> ForwardBat
         labels=whole.labels[here],
         rows=whole.rows[here],
         columns=whole.columns[here],
+        router_pass=router_pass,
         sequences=replace(whole.sequences, group=group),
     )

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from training.batch.head import BANNED, EntropyMode, head_log_probs
 from workers.model.logit_form import logit_form
 from workers.model.packing import ForwardBatch
+from workers.model.router_replay import routed
 from workers.model.training_pass import learn_all_embeddings, set_training
 
 # Logits that exist at a time, at two bytes each; under this nothing is recomputed.
@@ -120,7 +121,14 @@ class PolicyModel(nn.Module):
         Returns: (N,) float32 each: log-probs; entropies; squares; last the values, where the model
             has any.
         """
-        hidden = self.lm.base_model(**batch.model_inputs()).last_hidden_state  # (T, L, hidden)
+        with routed(batch.router_pass):
+            # (T, L, hidden)
+            hidden = self.lm.base_model(**batch.model_inputs()).last_hidden_state
+        if batch.router_pass is not None and not batch.router_pass.chosen:
+            raise ValueError(
+                "the batch has routed_experts, and the model does not heed them: call open_routers "
+                "(workers/model/router_replay.py) on it, or leave the field out"
+            )
         states = hidden.flatten(0, 1)[batch.logit_positions]  # (N, hidden)
         head = self.lm.get_output_embeddings()
         log_probs, entropies = head_log_probs(
@@ -135,7 +143,7 @@ class PolicyModel(nn.Module):
         )
         outputs = [log_probs]
         if entropies is not None:
-            # Of "squares" two rows.
+            # "squares" gives two rows.
             outputs.extend(torch.atleast_2d(entropies))
         if self.value_head is not None:
             outputs.append(self.value_head(states).float().squeeze(-1))

@@ -15,6 +15,7 @@ Invariant: training changes no number of a forward pass; it does not matter whic
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -75,9 +76,14 @@ def _checkpoints(module: nn.Module) -> bool:
 
 
 def _checkpoint_layer(call: partial[Any], *args: Any) -> Any:
-    """Runs a layer whose states are made again; `call` is its `__call__`, with its keywords."""
+    """Runs a layer whose states are made again; `call` is its `__call__`, with its keywords.
+
+    They are in the context variables of the first time, such as the experts that its tokens get
+    (router_replay.py).
+    """
     layer = call.func.__self__  # type: ignore[attr-defined]
-    return checkpoint(_compute, layer, call, *args, use_reentrant=False)
+    context = copy_context()
+    return checkpoint(context.run, _compute, layer, call, *args, use_reentrant=False)
 
 
 def _compute(layer: nn.Module, call: Callable[..., Any], *args: Any) -> Any:

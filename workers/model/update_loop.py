@@ -83,7 +83,7 @@ class UpdateLoop(ABC):
         self.settings = settings or ForwardSettings()
         self.probes = probes or UpdateProbes()
         self.trained = module if trained is None else trained
-        # Of an update that `add_groups` has begun: metrics, and how many tokens and sequences.
+        # `add_groups` has begun an update: its metrics, and how many tokens and sequences it has.
         self.group_sums = MetricSums()
         self.group_counts = torch.zeros(2)
         # Half of an update's limits, or less, where the device's memory does not hold what was set.

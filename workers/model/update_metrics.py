@@ -12,6 +12,51 @@ from torch import Tensor
 
 from workers.ranks.process_groups import max_over_ranks, sum_over_ranks
 
+# Metrics of a step, and sections of them, which the trainer and its features write: a loss's own
+# metrics take no name of these.
+STEP_METRICS = (
+    "step",
+    "actor/pg_loss",
+    "actor/entropy",
+    "actor/old_entropy",
+    "actor/kl_loss",
+    "actor/reward_kl_penalty",
+    "actor/reward_kl_penalty_coeff",
+    "actor/observation_loss",
+    "actor/grad_norm",
+    "actor/skipped_updates",
+    "actor/lr",
+)
+STEP_SECTIONS = (
+    "agent/",
+    "alarms/",
+    "async/",
+    "canary/",
+    "critic/",
+    "env/",
+    "filter_groups/",
+    "groups/",
+    "perf/",
+    "prompt_length/",
+    "response/",
+    "response_length/",
+    "timing_per_token_ms/",
+    "timing_s/",
+    "tool/",
+    "tool_failures/",
+    "training/",
+    "val-aux/",
+    "val-core/",
+)
+
+
+class StepNames:
+    """Knows which names of metrics are the step's."""
+
+    def __contains__(self, name: object) -> bool:
+        """Tells whether a metric of this name is the step's own."""
+        return name in STEP_METRICS or str(name).startswith(STEP_SECTIONS)
+
 
 class MetricSums:
     """Adds up metrics as detached tensors.

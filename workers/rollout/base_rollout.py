@@ -24,6 +24,7 @@ from data.names import unknown_name
 from data.protocol import DataProto
 from data.seeds import seed_for
 from training.config import RolloutConfig
+from workers.model.router_replay import Routers
 from workers.rollout.engine import Completion, Engine, Sampling, copy_with
 from workers.rollout.episode import Episode, Row, Sampler, TurnLimits
 from workers.rollout.turn_loop import Batch, TurnLoop
@@ -44,6 +45,7 @@ class BaseRollout(Engine):
         calls: of `inference` and `generate_sequences`.
         records_versions: a batch holds, for each sampled token, the version of the weights that
             sampled it.
+        routers: whose choices completions tell, where a batch is to hold them.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class BaseRollout(Engine):
         self.pad_token_id = pad_token_id
         self.calls = 0
         self.records_versions = False
+        self.routers: Routers | None = None
 
     # Prompts in, answers out.
 
@@ -197,7 +200,8 @@ class BaseRollout(Engine):
 
         Returns:
             `prompts` (B, P), `responses`, `response_mask`, `turn_ids`, `rollout_log_probs`, where
-            they are recorded `weight_versions` (B, R), `attention_mask` (B, P + R).
+            they are recorded `weight_versions` (B, R), `attention_mask` (B, P + R), where they are
+            told `routed_experts` (B, P + R, layers, experts of a token).
         """
         size = len(rows)
         width = self.response_length
@@ -230,6 +234,8 @@ class BaseRollout(Engine):
             arrays["rollout_log_probs"] = log_probs
         if self.records_versions:
             arrays["weight_versions"] = weight_versions(rows, width)
+        if self.routers is not None:
+            arrays["routed_experts"] = routed_experts(rows, self.routers, prompt_width, width)
         return DataProto.from_dict(
             tensors={name: torch.from_numpy(array) for name, array in arrays.items()}
         )
@@ -242,6 +248,21 @@ def weight_versions(rows: Sequence[Row], width: int) -> np.ndarray:
         for span in row.spans:
             versions[i, span.start : span.end] = span.version
     return versions
+
+
+def routed_experts(
+    rows: Sequence[Row], routers: Routers, prompt_width: int, width: int
+) -> np.ndarray:
+    """Returns the engine's choices for each token, as `Routers.absent` where it told none.
+
+    Returns: (B, prompt_width + width, layers, experts of a token), in `Routers.dtype`.
+    """
+    choices = routers.absent(len(rows), prompt_width + width).numpy()
+    for i, row in enumerate(rows):
+        if row.routed_experts is not None:
+            start = prompt_width - len(row.prompt_ids)
+            choices[i, start : start + len(row.routed_experts)] = row.routed_experts
+    return choices
 
 
 def start_episodes(prompts: DataProto) -> list[Episode]:

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,6 +93,8 @@ class Completion:
             itself, whatever it calls that.
         versions: which weights sampled which tokens; empty: all of them the engine's version at the
             end.
+        routed_experts: (prompt and sampled tokens but the last, layers, experts of a token), the
+            ids of those that the engine computed with; None: it does not say.
     """
 
     request_id: str
@@ -99,6 +102,7 @@ class Completion:
     log_probs: list[float]
     finish_reason: FinishReason
     versions: tuple[VersionSpan, ...] = ()
+    routed_experts: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
 def read_finish_reason(reported: object, num_sampled: int, max_tokens: int) -> FinishReason:
@@ -143,6 +147,7 @@ class Engine(ABC):
             the turn loop adds a turn's once it is there.
         bans_tokens: it never samples the ids that `banned_token_ids` lists, and its log-probs, of
             `score` too, are those over the others.
+        tells_experts: its completions have `routed_experts`, where the config asks for them.
         is_tried: its log-probs are compared with the trainer's before the run begins
             (workers/rollout/engine_check.py), as its code is another than the trainer's.
         version: of the weights; counts their updates.
@@ -156,6 +161,7 @@ class Engine(ABC):
     reads_folder = False
     counts_tokens = False
     bans_tokens = False
+    tells_experts = False
     is_tried = False
     version = 0
 
@@ -179,6 +185,12 @@ class Engine(ABC):
             yield (
                 f"actor_rollout_ref.rollout.banned_token_ids={rollout.banned_token_ids}: "
                 f"rollout.name={rollout.name} cannot keep ids from being sampled; use hf or vllm"
+            )
+        if config.replays_routing and not cls.tells_experts:
+            yield (
+                "actor_rollout_ref.actor.router_replay.mode=R3: "
+                f"rollout.name={rollout.name} does not say which experts it chose; use hf or vllm, "
+                "or disabled"
             )
         has_adapters = config.actor_rollout_ref.model.lora_rank > 0
         has_own_ranks = config.trainer.rollout_n_gpus > 0

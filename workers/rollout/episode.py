@@ -31,8 +31,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from custom.env import BadRewardFunction, Message
 from custom.model_usage import Counts, add_counts
+from data.cut_text import CutText
 from data.turn_tokens import Conversation, TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
 from workers.rollout.engine import Completion, Sampling, VersionSpan, copy_with
@@ -67,6 +70,8 @@ class Row:
         spans: what was sampled.
         reward_at: a reward by its position in the response.
         speaker: whose turns they are.
+        routed_experts: the engine's choices for the row's tokens from the first on, as far as it
+            said; see `Completion`. A token keeps those of the turn in which it was computed first.
     """
 
     prompt_ids: list[int]
@@ -75,6 +80,7 @@ class Row:
     spans: list[Span] = field(default_factory=list)
     reward_at: dict[int, float] = field(default_factory=dict)
     speaker: Speaker = NOBODY
+    routed_experts: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
     def token_ids(self) -> list[int]:
@@ -97,6 +103,22 @@ class Row:
         for version, first, end in completion.versions or (whole,):
             if end > first:
                 self.spans.append(Span(start + first, start + end, turn, version))
+        if completion.routed_experts is not None:
+            self._learn_experts(completion.routed_experts)
+
+    def _learn_experts(self, told: np.ndarray) -> None:
+        """Adds what the engine chose for tokens that came since it said so last.
+
+        The row's last token was sampled, and not computed.
+        """
+        computed = len(self.prompt_ids) + len(self.ids) - 1
+        if len(told) < computed:
+            return
+        if self.routed_experts is None:
+            self.routed_experts = told[:computed]
+        else:
+            added = told[len(self.routed_experts) : computed]
+            self.routed_experts = np.concatenate([self.routed_experts, added])
 
     def append_tokens(self, token_ids: list[int], log_probs: list[float] | None = None) -> None:
         """Adds tokens; without log-probs nobody sampled them."""
@@ -107,6 +129,8 @@ class Row:
         """Forgets the response behind so many tokens; no span may reach over the cut."""
         del self.ids[length:]
         del self.log_probs[length:]
+        if self.routed_experts is not None:
+            self.routed_experts = self.routed_experts[: len(self.prompt_ids) + length]
         self.spans = [span for span in self.spans if span.end <= length]
         self.reward_at = {place: paid for place, paid in self.reward_at.items() if place < length}
 
@@ -354,7 +378,8 @@ def take_turns(
             episode.turns.append(turn)
             if completion.finish_reason == "length" and limits.room(episode.row) <= 0:
                 return "overflow", ""
-            reply = yield from ask(episode, "step", text)
+            is_cut = completion.finish_reason == "length"
+            reply = yield from ask(episode, "step", CutText(text) if is_cut else text)
             turn.reply = reply
             episode.add_reward(reply.reward or 0.0)
             if reply.done:

@@ -4,9 +4,11 @@
 (training/run) read nothing else of episodes. Invariant: facts are plain data, as JSON holds it.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from custom.env_calls import LEFT_OUT
+from data.own_names import keep_own
 from workers.environments.reply import StepReply
 from workers.rollout.episode import FAILURES, Episode, digest
 
@@ -43,9 +45,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
     for reply in replies:
         tool_calls += reply.tool_calls
         info |= reply.info
-    for name, count in episode.program.get("counts", {}).items():
-        info[f"program_{name}"] = float(count)
-    info |= episode.program.get("metrics", {})
+    info |= program_numbers(episode, info)
     first_messages = episode.initial_messages
     return {
         "observation": observation,
@@ -69,6 +69,15 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "reward": float(sum(sum(row.reward_at.values()) for row in episode.rows)),
         "masked": not any(row.spans for row in episode.rows),
     }
+
+
+def program_numbers(episode: Episode, info: Mapping[str, float]) -> dict[str, float]:
+    """Returns what is counted of a program's requests, and its own metrics under other names."""
+    counts = {}
+    for name, count in episode.program.get("counts", {}).items():
+        counts[f"program_{name}"] = float(count)
+    metrics = episode.program.get("metrics", {})
+    return counts | keep_own(metrics, counts.keys() | info.keys(), "a program's metrics")
 
 
 def is_cut(reply: StepReply) -> bool:

@@ -44,7 +44,7 @@ class MixedPool:
         except BaseException:
             self.shutdown()
             raise
-        # Of each spec, its pool and its number there.
+        # Each spec's pool and its number there.
         self._places: dict[int, tuple[Any, int]] = {}
         for part in self._parts:
             for number_there, number in enumerate(part.specs):

@@ -25,10 +25,13 @@ OwnClasses = dict[type[nn.Module], type[nn.Module]]
 
 
 def missing_settings(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns what vLLM reads under another name than transformers writes in a config.json.
+    """Returns what vLLM reads otherwise than transformers does in a config.json.
 
-    Ministral 3 scales queries behind its first positions, which vLLM else leaves out.
+    Ministral 3 scales queries behind its first positions, which vLLM else leaves out. Cohere 2's
+    windows have a token more in vLLM than in transformers, with which the trainer computes.
     """
+    if content.get("model_type") == "cohere2" and content.get("sliding_window"):
+        return {"sliding_window": content["sliding_window"] - 1}
     rope = content.get("rope_parameters") or {}
     if "llama_4_scaling_beta" not in rope or "llama_4_scaling" in content:
         return {}
@@ -37,6 +40,38 @@ def missing_settings(content: dict[str, Any]) -> dict[str, Any]:
         "original_max_position_embeddings": rope["original_max_position_embeddings"],
     }
     return {"llama_4_scaling": scaling}
+
+
+@contextmanager
+def built_as_by_transformers(content: dict[str, Any]) -> Iterator[None]:
+    """Mends what vLLM's code does otherwise than transformers' while an engine is built.
+
+    Apertus' activation gets its parameters in the model's type, not in bfloat16 whatever that is;
+    and Zamba 2's head that is apart from the embedding stays so.
+
+    Args:
+        content: of the language part's config.json.
+    """
+    from vllm.model_executor.layers.activation import XIELU
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    stays_apart = content.get("model_type") == "zamba2" and not content.get("tie_word_embeddings")
+    initialize = XIELU.__init__
+    tie = ParallelLMHead.tie_weights
+
+    def initialize_in_type(activation: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(activation, *args, **{"dtype": torch.get_default_dtype()} | kwargs)
+
+    def tie_where_tied(head: Any, embedding: Any) -> Any:
+        return head if stays_apart else tie(head, embedding)
+
+    XIELU.__init__ = initialize_in_type
+    ParallelLMHead.tie_weights = tie_where_tied
+    try:
+        yield
+    finally:
+        XIELU.__init__ = initialize
+        ParallelLMHead.tie_weights = tie
 
 
 @contextmanager

@@ -17,11 +17,13 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from custom.tools.argument_types import with_types
-from custom.tools.call_objects import ActionParser, bad_json, make_call
+from custom.tools.call_objects import ActionParser, as_cut, bad_json, make_call
 from custom.tools.calls import ToolCall
 from custom.tools.json_values import BrokenValue, JSONReader, skip
 
 Tools = Sequence[dict[str, Any]] | None
+# How a sentence begins that tells of a call without its end.
+NOT_FINISHED = "the call is not finished"
 # By which the templates of several families take a turn's thinking.
 THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
 # How many calls of a turn that cannot be read are told of: behind them the text is garbage.
@@ -110,6 +112,21 @@ class FamilyParser(ActionParser):
         """Returns the calls in order of appearance; empty where there is none."""
         return list(self.read(text).calls)
 
+    def parse_cut(self, text: str) -> list[ToolCall]:
+        """Returns the calls of a turn that a limit cut.
+
+        A form that closes its calls knows by itself which is not finished; others override this by
+        `parse_unclosed`.
+        """
+        return [
+            as_cut(call) if call.error.startswith(NOT_FINISHED) else call
+            for call in self.parse(text)
+        ]
+
+    def parse_unclosed(self, text: str) -> list[ToolCall]:
+        """Does as `parse_cut`, for a form that has no marker behind a call."""
+        return super().parse_cut(text)
+
     def read(self, text: str) -> ReadTurn:
         """Reads a turn."""
         thinking, start = self._leading_thinking(text)
@@ -188,7 +205,7 @@ class FamilyParser(ActionParser):
 
     def unfinished(self, name: str, missing: str) -> ToolCall:
         """Makes the call that was not finished."""
-        return self.fault(name, f"the call is not finished: {missing} is missing")
+        return self.fault(name, f"{NOT_FINISHED}: {missing} is missing")
 
     def called(self, name: str, arguments: Any) -> ToolCall:
         """Makes a call of a name and what stands for its arguments."""

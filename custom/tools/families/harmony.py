@@ -25,7 +25,7 @@ _ENDS = re.compile(r"<\|(?:end|call|return|start)\|>")
 _RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 FUNCTIONS = "functions."
-# What a header may have in it beside its markers: no sentence.
+# A header has so many characters at most beside its markers.
 MAX_HEADER = 300
 
 

@@ -11,7 +11,7 @@
     deepseek        <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>
 
 Invariant: a call is finished where its closing marker stands behind its arguments; in a form that
-has none, where the JSON is whole.
+has none, where the JSON is whole and no limit cut the turn behind it.
 """
 
 import re
@@ -85,6 +85,10 @@ class Llama3JSONParser(FamilyParser):
     openers = (r'(?m:^[ \t]*)(?:<\|python_tag\|>\s*)?(?=\{\s*")', r"<\|python_tag\|>")
     markers = ("<|python_tag|>",)
 
+    def parse_cut(self, text: str) -> list[ToolCall]:
+        """Returns the calls of a turn that a limit cut; what is whole JSON may not be all."""
+        return self.parse_unclosed(text)
+
     def _calls_at(self, text: str, opening: re.Match[str]) -> tuple[list[ToolCall], int]:
         calls: list[ToolCall] = []
         reader = JSONReader(text)
@@ -145,6 +149,10 @@ class MistralParser(HermesParser):
     _named = re.compile(
         r"\s*(?P<name>[\w.\-/]+)\s*(?:\[CALL_ID\](?P<id>[\w-]*)\s*)?(?:\[ARGS\])?\s*(?=\{)"
     )
+
+    def parse_cut(self, text: str) -> list[ToolCall]:
+        """Returns the calls of a turn that a limit cut; what is whole JSON may not be all."""
+        return self.parse_unclosed(text)
 
     def _calls_at(self, text: str, opening: re.Match[str]) -> tuple[list[ToolCall], int]:
         reader = JSONReader(text)

@@ -42,6 +42,12 @@ class PythonicParser(FamilyParser):
         "<function_calls>": "</function_calls>",
     }
 
+    def parse_cut(self, text: str) -> list[ToolCall]:
+        """Returns the calls of a turn that a limit cut; a list without markers may go on."""
+        if text.rstrip().endswith(tuple(self.wrappers.values())):
+            return super().parse_cut(text)
+        return self.parse_unclosed(text)
+
     def _calls_at(self, text: str, opening: re.Match[str]) -> tuple[list[ToolCall], int]:
         wraps = (opening["wraps"] or "").strip()
         closes = self.wrappers.get(wraps, "")

@@ -144,8 +144,8 @@ class QwenXMLParser(FamilyParser):
         another = text.startswith("<function=", follows)
         if opening["outer"] is None or call.error_kind or another:
             return [call], end
-        if follows >= len(text):
-            return [self.unfinished(call.name, closes)], end
+        if closes.startswith(text[follows:].rstrip()):
+            return [self.unfinished(call.name, closes)], len(text)
         return [self.fault(call.name, f"{closes} is missing")], end
 
     def _plain(self, said: str) -> str:

@@ -56,7 +56,7 @@ class GradientAlignment(SummingProbe):
             output: log-probs, or values, with a gradient; direction: advantages, or returns less
                 values: (rows, response_len) each, zero where nothing was sampled.
         """
-        # What the hook holds has no graph: a graph that its own hook holds is never freed.
+        # The hook holds no graph: a graph that its own hook holds is never freed.
         weight = self.mini.weight
         sums = self.sums
 

@@ -19,7 +19,7 @@ from workers.model.probe import Measured, MiniBatch, TrainedModel, UpdateProbe
 # Numbers of a tensor that are compared.
 SAMPLED = 256
 
-# Of each parameter with a state: (numbers,) float64 on the CPU.
+# Each parameter with a state has (numbers,) float64 on the CPU.
 States = dict[str, Tensor]
 
 

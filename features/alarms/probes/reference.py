@@ -11,7 +11,7 @@ class ReferenceMovement(ReadProbe):
     """Counts `ref_tensors_moved`: tensors in which a sampled number is not what it was."""
 
     def __init__(self) -> None:
-        # Of the model as it was loaded.
+        # The model's numbers as it was loaded.
         self._first: Numbers | None = None
         self._shards: dict[str, Tensor] = {}
 

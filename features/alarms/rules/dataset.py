@@ -35,9 +35,9 @@ class DatasetRules(RulesWithMemory):
 
     def __init__(self, run: ObservedRun) -> None:
         super().__init__(run)
-        # What was said of each prompt.
+        # The answers to each prompt.
         self.said: OrderedDict[bytes, bytes] = OrderedDict()
-        # Of how many prompts the same was said again, and whether of one it was not.
+        # How many prompts were answered alike again, and whether one was not.
         self.kept = 0
         self.varies = False
         # Groups of earlier steps, and those of them whose prompt another one of the step had.

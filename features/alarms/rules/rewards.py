@@ -143,7 +143,7 @@ class ScoreRules(RulesWithMemory):
         if "environment_rewards" in batch.batch:
             return
         scores = batch.batch["token_level_scores"].sum(1).tolist()
-        # Of an episode the row that is scored.
+        # An episode is scored by its last row.
         is_real = seen.episodes.real.tolist()
         rows = [row for row in seen.episodes.last.tolist() if is_real[row]]
         yield from self._check_pairs(batch, rows, scores)

@@ -25,7 +25,7 @@ MOST_SLOW = 0.25
 # Seconds that they take more than is usual, and the share of the step that these are.
 LEAST_WAIT_S = 1.0
 LEAST_SHARE = 0.4
-# Of so many steps that many wait.
+# FEWEST_STEPS of the last STEPS steps wait.
 STEPS = 10
 FEWEST_STEPS = 2
 # So many seeds are named.

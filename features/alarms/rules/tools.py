@@ -15,7 +15,7 @@ from features.alarms.seen_step import SeenStep
 FEWEST_CALLS = 8
 # The kind of error that a tool's code raises, and kinds of calls that never come to its code.
 RAISED = "exception"
-NOT_RUN = ("unknown_tool", "bad_json", "bad_arguments")
+NOT_RUN = ("unknown_tool", "bad_json", "cut", "bad_arguments")
 # The share of a tool's results, or of an environment's replies, that are cut.
 MOST_CUT = 0.25
 

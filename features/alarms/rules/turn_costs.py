@@ -18,7 +18,7 @@ from features.alarms.seen_step import SeenStep
 from training.observers import ObservedRun
 
 FEWEST_EPISODES = 8
-# Of the episodes of several turns such a share paid for one, and of all such a share ended itself.
+# Such a share of the episodes of several turns paid for one; such a share of all ended itself.
 MOST_PAY = 0.5
 MOST_ENDED = 0.7
 # Turns, and the share of episodes that won something at their end, fell to such a part.

@@ -6,7 +6,7 @@
   // Pages that stay in memory; the oldest goes.
   const MOST_KEPT = 8;
   // The only addresses a script is ever loaded from.
-  const ALLOWED = /^(manifest|data\/(list|search|answers)\/\d+|data\/(pages|texts)\/\d+\/\d+)\.js$/;
+  const ALLOWED = /^(manifest|data\/(list|answers)\/\d+|data\/(search|pages|texts)\/\d+\/\d+)\.js$/;
   const TYPES = {
     "<f4": Float32Array, "<f8": Float64Array, "<i4": Int32Array, "<i2": Int16Array,
     "|i1": Int8Array, "|u1": Uint8Array, "<u4": Uint32Array, "<u2": Uint16Array,

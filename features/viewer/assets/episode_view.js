@@ -122,7 +122,7 @@
   function othersOf(i) {
     const { table } = viewer;
     const found = { group: false, task: false };
-    for (let k = 0; k < table.size; k += 1) {
+    for (const k of table.order) {
       if (k === i) continue;
       const isBeside = table.run[k] === table.run[i] && table.step[k] === table.step[i]
         && table.val[k] === table.val[i];
@@ -217,9 +217,7 @@
 
   function turnView(turn, number) {
     const found = tokensOfTurn(number);
-    const said = found ? element("div", { class: "said" },
-      viewer.tokenSpans(shown, found.row, found.places)) : viewer.block(turn.text);
-    if (!found && !turn.text) said.append(element("span", { class: "hint" }, "(empty)"));
+    const said = found ? saidInTokens(found) : saidInText(turn.text);
     const label = element("span", {}, `policy, turn ${number + 1}`, turnFacts(turn.facts));
     const answers = turn.asked ? [] : turn.observation;
     return [
@@ -228,6 +226,42 @@
       calls(turn.facts.tool_calls),
       answers.map(([role, text]) => bubble(role || "environment", viewer.block(text), "env")),
     ];
+  }
+
+  // A turn's tokens, its thinking in folds of its own; a token belongs where it begins.
+  function saidInTokens({ row, places }) {
+    const texts = places.map((i) => viewer.tokenText(shown.episode, shown.episode.rows[row], i, false));
+    let k = 0;
+    let offset = 0;
+    const parts = viewer.thinkingIn(texts.join("")).map(({ end, thinks }) => {
+      const first = k;
+      while (k < places.length && offset < end) {
+        offset += texts[k].length;
+        k += 1;
+      }
+      return { places: places.slice(first, k), thinks };
+    });
+    const rest = places.slice(k);
+    if (rest.length) parts.push({ places: rest, thinks: false });
+    const { token } = shown;
+    return parts.map((part) => {
+      const tokens = element("div", { class: "said" }, viewer.tokenSpans(shown, row, part.places));
+      const isOpen = token?.row === row && part.places.includes(token.i);
+      return part.thinks ? thinking(tokens, isOpen) : tokens;
+    });
+  }
+
+  function saidInText(text) {
+    if (!text) return element("span", { class: "hint" }, "(empty)");
+    return viewer.thinkingIn(text).map(({ start, end, thinks }) => {
+      const block = viewer.block(text.slice(start, end));
+      return thinks ? thinking(block, false) : block;
+    });
+  }
+
+  function thinking(contents, isOpen) {
+    return element("details", { class: "thinking", open: isOpen },
+      element("summary", {}, "thinking"), contents);
   }
 
   // What a program's request says that is new, and where it goes on unless that is the turn above.
@@ -291,7 +325,7 @@
 
   function failedAttempt(attempt, number) {
     const turns = attempt.turns.map((turn, k) => [
-      bubble(`policy, turn ${k + 1}`, viewer.block(turn.text), "policy"),
+      bubble(`policy, turn ${k + 1}`, saidInText(turn.text), "policy"),
       turn.observation.map(([role, text]) => bubble(role, viewer.block(text), "env")),
     ]);
     return element("details", { class: "attempt" },
@@ -366,6 +400,7 @@
   function scrollToToken() {
     if (!spanOf(shown.token)) setMode(`row ${shown.token.row}`);
     const span = spanOf(shown.token);
+    span?.closest("details")?.setAttribute("open", "");
     span?.scrollIntoView({ block: "center" });
     span?.focus({ preventScroll: true });
   }
@@ -390,6 +425,7 @@
 
   function openSpan(span) {
     openToken(Number(span.dataset.row), Number(span.dataset.i));
+    span.closest("details")?.setAttribute("open", "");
     span.scrollIntoView({ block: "nearest" });
     span.focus({ preventScroll: true });
   }

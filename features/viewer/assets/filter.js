@@ -67,7 +67,7 @@
   viewer.select = function (tests, found, except) {
     const rows = [];
     const asked = tests.filter(([key]) => key !== except);
-    for (let i = 0; i < table().size; i += 1) {
+    for (const i of table().order) {
       if (found && !found.candidates[i]) continue;
       if (asked.every(([, test]) => test(i))) rows.push(i);
     }

@@ -43,7 +43,7 @@
   function membersOf(run, kind, step, uid) {
     const { table } = viewer;
     const rows = [];
-    for (let i = 0; i < table.size; i += 1) {
+    for (const i of table.order) {
       if (table.run[i] !== run || table.step[i] !== step) continue;
       if ((kind === "val") !== (table.val[i] === 1)) continue;
       if (viewer.textOf("uid", i).toWellFormed() === uid) rows.push(i);

@@ -6,6 +6,8 @@
   // Rows above and below those in sight.
   const MARGIN_ROWS = 12;
   const REDRAW_MS = 100;
+  // While texts are looked into, the rows are drawn again so seldom that it costs little.
+  const RECOUNT_MS = 300;
   const SORTS = {
     step: "step", reward: "reward", advantage: "advantage", tokens: "tokens", turns: "turns",
     mismatch: "mismatch", ratio: "ratio", entropy: "entropy", kl: "KL", gradient: "gradient",
@@ -258,37 +260,54 @@
     return marks;
   }
 
-  // Where the index knows which rows hold the text, it is looked for in those in sight alone.
+  // Rows that come into sight say where they hold the text.
   function lookLater(listed, parts) {
-    if (!listed.found?.isExact) return;
+    if (!listed.found) return;
     clearTimeout(listed.looking);
-    listed.looking = setTimeout(() => verifyAll(listed, parts), REDRAW_MS);
+    listed.looking = setTimeout(() => lookIntoSight(listed, parts), REDRAW_MS);
   }
 
-  // Looks into the texts: of the rows in sight first, then of all that the index found, in the
-  // list's order, so that the top of the list is right first.
+  // Looks into the texts: of the rows in sight first, then, where the index does not know which
+  // rows hold the text, of all that it found.
   async function verifyAll(listed, parts) {
     const { found } = listed;
-    const isCurrent = () => viewer.listed === listed && parts.body.isConnected;
+    const isCurrent = isCurrentOf(listed, parts);
     let drawn = performance.now();
     const progress = () => {
       const now = performance.now();
-      if (now - drawn < REDRAW_MS) return;
-      drawn = now;
+      if (now - drawn < RECOUNT_MS) return;
       listed.rows = listed.rows.filter((i) => found.candidates[i]);
       tell(listed, parts);
       draw(listed, parts);
       listed.isSettled = listed.isSettled || listed.inSight.every((i) => found.looked[i]);
+      drawn = performance.now();
     };
-    await viewer.verify(found, listed.inSight, progress, isCurrent);
-    if (found.isExact) {
-      listed.isSettled = true;
-      if (isCurrent()) draw(listed, parts);
-      return;
+    await viewer.verify(found, listed.inSight, { isShown: true, progress, isCurrent });
+    if (!found.isExact) {
+      await viewer.verify(found, listed.rows, { progress, isCurrent });
+      if (isCurrent()) refresh(listed, parts);
     }
-    await viewer.verify(found, listed.rows, progress, isCurrent);
-    if (isCurrent()) refresh(listed, parts);
+    await lookIntoSight(listed, parts);
     listed.isSettled = true;
+  }
+
+  const isCurrentOf = (listed, parts) => () =>
+    viewer.listed === listed && parts.body.isConnected;
+
+  // Looks into the texts of the rows in sight until all of them hold what is looked for.
+  async function lookIntoSight(listed, parts) {
+    const { found } = listed;
+    const isCurrent = isCurrentOf(listed, parts);
+    const isOpen = (i) => !found.looked[i] || !found.snippets.has(i);
+    const asked = { isShown: true, progress: () => {}, isCurrent };
+    draw(listed, parts);
+    while (isCurrent() && listed.inSight.some(isOpen)) {
+      await viewer.verify(found, listed.inSight, asked);
+      if (!isCurrent()) return;
+      listed.rows = listed.rows.filter((i) => found.candidates[i]);
+      tell(listed, parts);
+      draw(listed, parts);
+    }
   }
 
   // Up and down move along the rows.

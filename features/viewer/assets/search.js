@@ -51,9 +51,8 @@
     return all.filter((_, i) => i % step === 0);
   }
 
-  // The place of a sequence's number in a file of the index; -1 where it has none.
-  function placeOf({ arrays }, number) {
-    const { numbers } = arrays;
+  // The place of a number among those that rise; -1 where it is none of them.
+  function placeOf(numbers, number) {
     let low = 0;
     let high = numbers.length;
     while (low < high) {
@@ -64,64 +63,66 @@
     return numbers[low] === number ? low : -1;
   }
 
-  function episodesOf(file, number) {
-    const { ends, steps } = file.arrays;
-    const found = [];
-    const low = placeOf(file, number);
-    if (low < 0) return found;
-    let place = low ? ends[low - 1] : 0;
-    let episode = -1;
-    while (place < ends[low]) {
-      let step = steps[place++];
-      if (step === LONG_STEP) {
-        step = steps[place] + steps[place + 1] * 256 + steps[place + 2] * 65536;
-        step += steps[place + 3] * 16777216;
-        place += 4;
-      }
-      episode += step;
-      found.push(episode);
+  // Marks in `holds` the episodes of a part whose texts have a sequence.
+  function markEpisodes(file, number, first, holds) {
+    const { ends, steps, long_places: longPlaces, long_steps: longSteps } = file.arrays;
+    const low = placeOf(file.arrays.numbers, number);
+    if (low < 0) return;
+    let episode = first - 1;
+    for (let place = low ? ends[low - 1] : 0; place < ends[low]; place += 1) {
+      const isLong = steps[place] === LONG_STEP;
+      episode += isLong ? longSteps[placeOf(longPlaces, place)] : steps[place];
+      holds[episode] = 1;
     }
-    return found;
   }
 
   // Finds the episodes that hold all sequences of a text: {candidates (a byte an episode), …}.
   viewer.search = async function (text) {
     const folded = viewer.fold(text);
-    const size = viewer.table.size;
+    const { size, manifest } = viewer.table;
     const found = { text, folded, candidates: new Uint8Array(size).fill(1), snippets: new Map() };
     found.looked = new Uint8Array(size);
     const numbers = folded ? numbersOf(folded) : [];
     const files = await Promise.all(
-      numbers.map((number) => viewer.load(`search/${number >>> 24}`, { keep: false })),
+      manifest.parts.map((part) => Promise.all(numbers.map((number) => indexFile(part, number)))),
     );
     numbers.forEach((number, k) => {
       const holds = new Uint8Array(size);
-      for (const episode of episodesOf(files[k], number)) holds[episode] = 1;
+      manifest.parts.forEach(({ first }, p) => markEpisodes(files[p][k], number, first, holds));
       for (let i = 0; i < size; i += 1) found.candidates[i] &= holds[i];
     });
-    found.isExact = isIndexed(folded, numbers, files, found);
+    found.isExact = LENGTHS.includes(folded.length)
+      && manifest.parts.every((part, p) => isKnown(folded, numbers[0], files[p][0], part, found));
     return found;
   };
 
-  // Whether the index alone tells which episodes hold a text: it is one of its sequences.
-  function isIndexed(folded, [number], [file], found) {
-    if (!LENGTHS.includes(folded.length)) return false;
-    const place = placeOf(file, number);
-    const check = place < 0 ? 1 : file.arrays.checks[place];
+  // The file of a part's index in which a sequence is: the highest bits of its number tell.
+  function indexFile({ number, files }, sequence) {
+    const file = Math.floor((sequence * files) / 2 ** 32);
+    return viewer.load(`search/${number}/${file}`, { keep: false });
+  }
+
+  // Whether a part's index alone tells which episodes hold a text that is one of its sequences.
+  function isKnown(folded, number, file, part, found) {
+    const place = placeOf(file.arrays.numbers, number);
+    if (place < 0) return true;
+    const check = file.arrays.checks[place];
     // Two sequences share the number.
     if (check === 0) return false;
     const own = (numberOf(folded, 0, folded.length, CHECK_MIX) | 1) >>> 0;
-    if (place >= 0 && check !== own) found.candidates.fill(0);
+    if (check !== own) found.candidates.fill(0, part.first, part.first + part.episodes);
     return true;
   }
 
   // Looks into the texts of candidates, those of one file after the other; calls `progress` after
-  // each file. Episodes that do not hold the text are candidates no longer.
-  viewer.verify = async function (found, order, progress, isCurrent) {
+  // each file. Episodes that do not hold the text are candidates no longer. Where a row `isShown`,
+  // it says where it holds the text, too.
+  viewer.verify = async function (found, order, { isShown, progress, isCurrent }) {
     const table = viewer.table;
     const pages = new Map();
     for (const i of order) {
-      if (!found.candidates[i] || found.looked[i]) continue;
+      if (!found.candidates[i]) continue;
+      if (found.looked[i] && (!isShown || found.snippets.has(i))) continue;
       if (!pages.has(table.text_page[i])) pages.set(table.text_page[i], []);
       pages.get(table.text_page[i]).push(i);
     }
@@ -133,16 +134,17 @@
       const file = await coming.shift();
       if (!isCurrent()) return;
       if (k + READ_AHEAD < numbers.length) coming.push(texts(numbers[k + READ_AHEAD]));
-      lookInto(found, file, pages.get(numbers[k]));
+      lookInto(found, file, isShown ? pages.get(numbers[k]) : []);
       progress();
     }
   };
 
-  // Looks into all texts of a file at once, and says of the rows that ask which of them hold it.
-  function lookInto(found, { header, arrays }, rows) {
+  // Looks into all texts of a file at once; of the rows that are `shown` it says where they hold it.
+  function lookInto(found, { header, arrays }, shown) {
     const { ends } = arrays;
     const whole = textOf(arrays);
-    const folded = viewer.fold(whole);
+    // Small letters of ASCII are as long as large ones, and need no further look.
+    const folded = arrays.ascii ? whole.toLowerCase() : viewer.fold(whole);
     const places = new Map();
     let place = folded.indexOf(found.folded);
     let k = 0;
@@ -152,10 +154,13 @@
       // One place of an episode is enough.
       place = folded.indexOf(found.folded, ends[k]);
     }
-    for (const i of rows) {
+    for (let i = header.first; i < header.first + ends.length; i += 1) {
       found.looked[i] = 1;
-      if (places.has(i)) found.snippets.set(i, snippetOf(whole, places.get(i), found.text.length));
-      else found.candidates[i] = 0;
+      if (!places.has(i)) found.candidates[i] = 0;
+    }
+    for (const i of shown) {
+      const at = places.get(i);
+      if (at !== undefined) found.snippets.set(i, snippetOf(whole, at, found.text.length));
     }
   }
 

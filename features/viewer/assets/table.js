@@ -22,17 +22,21 @@
       table.texts[name] = [];
     }
     const codes = Object.fromEntries(TEXTS.map((name) => [name, new Map()]));
-    for (let chunk = 0; chunk < header.chunks; chunk += 1) {
-      addChunk(table, codes, await viewer.load(`list/${chunk}`, { keep: false }));
-    }
+    const parts = await loadParts(header, "list");
+    for (const part of parts) addPart(table, codes, part);
     for (const name of NUMBERS) table.has[name] = table[name].some((value) => !Number.isNaN(value));
     table.hasKinds = table.val.includes(0) && table.val.includes(1);
+    table.order = orderOf(table);
     table.places = placesOf(table);
     viewer.table = table;
     return table;
   };
 
-  function addChunk(table, codes, { header, arrays }) {
+  // The files of a kind that all parts have, in the order of their episodes.
+  const loadParts = (manifest, kind) =>
+    Promise.all(manifest.parts.map(({ number }) => viewer.load(`${kind}/${number}`, { keep: false })));
+
+  function addPart(table, codes, { header, arrays }) {
     const start = table.ids.length;
     for (const id of header.ids) table.ids.push(id);
     for (const name of [...NUMBERS, ...INTEGERS, ...FLAGS]) table[name].set(arrays[name], start);
@@ -48,6 +52,13 @@
       texts.push(text);
     }
     return codes.get(text);
+  }
+
+  // The rows as a reader expects them: by run, first step first, validations last.
+  function orderOf(table) {
+    const order = Uint32Array.from({ length: table.size }, (_, i) => i);
+    return order.sort((a, b) => table.run[a] - table.run[b] || table.val[a] - table.val[b]
+      || table.step[a] - table.step[b] || a - b);
   }
 
   // Which row an episode's address names; of an id that a file holds twice the last.
@@ -69,12 +80,8 @@
   // Loads the ends of all last answers, once; `viewer.answers` has them by row.
   viewer.loadAnswers = function () {
     answers ||= (async () => {
-      const found = [];
-      for (let chunk = 0; chunk < viewer.table.manifest.chunks; chunk += 1) {
-        const { header } = await viewer.load(`answers/${chunk}`, { keep: false });
-        for (const answer of header.answers) found.push(answer);
-      }
-      viewer.answers = found;
+      const parts = await loadParts(viewer.table.manifest, "answers");
+      viewer.answers = parts.flatMap(({ header }) => header.answers);
     })();
     return answers;
   };

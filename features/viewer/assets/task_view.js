@@ -8,7 +8,7 @@
 
   viewer.views.task = async function (main, { parts, values }) {
     const rows = [];
-    for (let i = 0; i < viewer.table.size; i += 1) {
+    for (const i of viewer.table.order) {
       if (viewer.textOf("task", i) === parts[0]) rows.push(i);
     }
     document.title = "The same task";

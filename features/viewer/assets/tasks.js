@@ -33,7 +33,7 @@
     const { table } = viewer;
     const all = new Uint32Array(table.texts.task.length);
     const solved = new Uint32Array(table.texts.task.length);
-    for (let i = 0; i < table.size; i += 1) {
+    for (const i of table.order) {
       all[table.task[i]] += 1;
       if (viewer.isSolved(i, passAt)) solved[table.task[i]] += 1;
     }

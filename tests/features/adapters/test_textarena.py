@@ -13,7 +13,7 @@ from custom.env_factory import make_environment
 from data.seeds import seed_beside
 from features.adapters.textarena import unwrapped
 from features.adapters.textarena_opponents import draw_moves
-from tests.unit.test_reasoning_gym import ODD_TEXTS
+from tests.features.adapters.test_reasoning_gym import ODD_TEXTS
 
 OPPONENT = '''
 FIRST = {"calls": 0}

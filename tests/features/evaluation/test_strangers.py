@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from features.evaluation.command import read_words
+from features.evaluation.command import read_words, require_in_run
 from features.evaluation.evaluated_model import _peft_folder, _with_recorded
 from scripts import replay
 from tests.conftest import PROJECT
@@ -129,3 +129,12 @@ def test_a_folder_s_places_to_write_to_do_not_matter_to_its_replay(tmp_path: Pat
     write_run(tmp_path, f"records: {{folder: /stranger/episodes}}\ntrainer: {places}")
     config = replay.read_config(tmp_path)
     assert (config.trainer.default_local_dir, config.trainer.rollout_data_dir) == (None, None)
+
+
+def test_an_evaluation_stays_in_the_run_s_folder(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    require_in_run([run_dir / "eval/model"], run_dir)
+    (run_dir / "eval").symlink_to(tmp_path / "elsewhere/new")
+    with pytest.raises(ConfigError, match="--out"):
+        require_in_run([run_dir / "eval/model"], run_dir)

@@ -1,14 +1,16 @@
-"""The console says where the page will be, before anything is loaded, in lines that fit."""
+"""The console says where the page is once a run begins, in lines that fit."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from data.watchdog import ATTEMPT
-from features.run_page.announcement import PAGE, say_where
-from features.run_page.writer import PAGE as WRITTEN
+from features.run_page.announcement import say_where
+from features.run_page.observer import open_page
 from training.config.loader import load_config
 
 WORDS = ("configs/quickstart.yaml", "trainer.default_local_dir=outputs/told/run")
@@ -16,12 +18,11 @@ WORDS = ("configs/quickstart.yaml", "trainer.default_local_dir=outputs/told/run"
 
 def said(capsys: pytest.CaptureFixture[str], *settings: str) -> str:
     config = load_config([*WORDS, *settings], check=False).config
-    assert say_where(config, Path("main.py"), []) is None
+    say_where(config, Path(config.trainer.run_dir))
     return capsys.readouterr().out
 
 
-def test_it_says_where_page_and_viewer_will_be(capsys: pytest.CaptureFixture[str]) -> None:
-    assert PAGE == WRITTEN
+def test_it_says_where_page_and_viewer_are(capsys: pytest.CaptureFixture[str]) -> None:
     lines = said(capsys).splitlines()
     assert "  outputs/told/run/report.html" in lines
     assert "  outputs/told/run/viewer/index.html" in lines
@@ -35,9 +36,26 @@ def test_no_viewer_is_promised_to_a_run_that_records_nothing(
     assert lines[1:] == ["  outputs/told/run/report.html"]
 
 
-def test_a_run_without_a_page_says_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("logger", "attempt", "is_said"),
+    [("file", "1", True), ("console", "1", False), ("file", "2", False)],
+)
+def test_it_is_said_when_the_run_begins_and_the_page_is_there(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    logger: str,
+    attempt: str,
+    is_said: bool,
 ) -> None:
-    assert said(capsys, "trainer.logger=console") == ""
-    monkeypatch.setenv(ATTEMPT, "2")
-    assert said(capsys) == "", "the attempt before has said it"
+    # The attempt before has said it.
+    monkeypatch.setenv(ATTEMPT, attempt)
+    words = [WORDS[0], f"trainer.logger={logger}"]
+    config = load_config(words, check=False).config
+    run: Any = SimpleNamespace(config=config, run_dir=tmp_path, step=0, total_steps=2, changes={})
+    record = open_page(run)
+    assert record is not None
+    assert capsys.readouterr().out == ""
+    record.run_started(0, ())
+    assert (str(tmp_path / "report.html") in capsys.readouterr().out) == is_said
+    assert (tmp_path / "report.html").exists() == (logger == "file")

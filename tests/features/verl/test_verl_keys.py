@@ -403,3 +403,62 @@ def test_verls_config_classes_are_constructors() -> None:
     assert (actor.ppo_mini_batch_size, actor.optim.lr) == (4, 3e-6)
     assert names.FSDPCriticConfig(enable=True).enable and names.HFModelConfig(path="m").path == "m"
     assert names.AlgoConfig(gamma=0.9).gamma == 0.9 and names.RolloutConfig(n=4).n == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        (
+            f"{ACTOR}.megatron.tensor_model_parallel_size=4",
+            f"{ACTOR}.megatron.tensor_model_parallel_size=4 (command line): the Megatron backend "
+            "is not there; use actor_rollout_ref.actor.strategy=fsdp2",
+        ),
+        (
+            "actor_rollout_ref.hybrid_engine=false",
+            "actor_rollout_ref.hybrid_engine=False gives engines ranks of their own: set how many, "
+            "trainer.rollout_n_gpus",
+        ),
+    ],
+)
+def test_a_key_of_what_is_not_there_is_told_what_to_write(override: str, problem: str) -> None:
+    assert problems_of(override) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "defaults: [{data: mine}]\n",
+            "run.yaml: `defaults:` with {'data': 'mine'} is Hydra's; write `extends: other.yaml`",
+        ),
+        (
+            "defaults: [ppo_megatron_trainer, _self_]\n",
+            "run.yaml: `defaults:` with 'ppo_megatron_trainer' is Hydra's; write",
+        ),
+    ],
+)
+def test_hydras_defaults_are_explained_and_what_they_left_out_is_not_called_missing(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config([str(tmp_path / "run.yaml")])
+    (found,) = caught.value.problems
+    assert problem in found
+
+
+# A word of the command line that takes a section back takes its other names back with it.
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm.clip_ratio=0.3", "~algorithm"],
+        ["algorithm.clip_ratio=0.3", "~algorithm.clip_ratio"],
+        ["actor_rollout_ref.model.lora.rank=4", "~actor_rollout_ref.model.lora"],
+        ["agent.max_steps=3", "~agent.max_turn"],
+        ["actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3", "~agent"],
+        [f"{ROLLOUT}.multi_turn.max_assistant_turns=3", f"~{ROLLOUT}"],
+    ],
+)
+def test_other_names_go_back_to_their_defaults_with_a_section(words: list[str]) -> None:
+    loaded = load_config(words, check=False)
+    assert set(loaded.sources.values()) == {"default"}

@@ -266,7 +266,6 @@ def test_the_list_of_verls_keys_stands_under_explain_with_errors_too() -> None:
         ("critic.learning_rate=1", "critic.optim.lr"),
         ("critic_lr=1", "critic.optim.lr"),
         ("model=x", "actor_rollout_ref.model.path"),
-        ("model_path=x", "actor_rollout_ref.model.path"),
         ("critic.model_path=x", "critic.model.path"),
         ("batch_size=4", "data.train_batch_size"),
         ("epochs=4", "trainer.total_epochs"),

@@ -218,3 +218,36 @@ def test_verl_script_grpo_with_several_files_and_trackers_loads() -> None:
     assert len(config.data.val_files) == 2
     assert config.actor_rollout_ref.rollout.val_kwargs.n == 16
     assert config.actor_rollout_ref.actor.checkpoint.save_contents == ("model", "hf_model")
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        (f"{ACTOR}.tis_imp_ratio_cap=2.0", "rollout_correction.rollout_is=token"),
+        ("actor_rollout_ref.model.freeze_vision_tower=True", "models read text alone"),
+        (f"{ACTOR}.veomni.param_offload=True", "models run with FSDP2 alone"),
+        (f"{ACTOR}.torchtitan.tensor_parallel_size=2", "models run with FSDP2 alone"),
+        ("reward_model.sandbox_fusion.url=http://host", "ask yours in your reward function"),
+    ],
+)
+def test_a_key_of_a_script_that_means_nothing_here_is_refused_with_our_word(
+    override: str, word: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(override)
+    [problem] = refused.value.problems
+    assert word in problem and "Did you mean" not in problem and "no such key" not in problem
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{ACTOR}.tis_imp_ratio_cap=-1",
+        f"{ACTOR}.veomni.param_offload=False",
+        "trainer.profile_steps=[1,2]",
+        f"{ROLLOUT}.tp_size_check=False",
+        "model_path=Qwen/Qwen2.5-3B",
+    ],
+)
+def test_a_key_of_a_script_that_changes_nothing_or_has_another_name_loads(override: str) -> None:
+    load(override)

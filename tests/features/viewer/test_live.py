@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import selectors
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from features.viewer import live
 from features.viewer.command import main
+from features.viewer.follower import Follower
 from features.viewer.live import LiveViewer, open_live_viewer
 from tests.made_episodes import Made, make_run
 from tests.viewer_data import listed, manifest
@@ -19,6 +22,13 @@ from training.config.loader import load_config
 
 def observer(folder: Path) -> Any:
     return LiveViewer(SimpleNamespace(run_dir=folder))  # type: ignore[arg-type]
+
+
+def wait_for_answer(follower: Follower, timeout_s: float = 300.0) -> None:
+    """Waits until the process has answered, and leaves the answer to be read."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(follower._stdout, selectors.EVENT_READ)
+        assert selector.select(timeout_s)
 
 
 def test_a_run_that_begins_has_a_viewer_that_says_so(tmp_path: Path) -> None:
@@ -58,12 +68,25 @@ def test_it_is_made_again_in_a_process_while_the_run_goes_on(
     watching = observer(tmp_path)
     watching.run_started(0, ())
     watching.step_logged({})
-    process = watching._process
-    assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
-    assert process.wait(timeout=60) == 0
+    follower = watching._follower
+    assert os.getpriority(os.PRIO_PROCESS, follower.process.pid) == 19
+    wait_for_answer(follower)
     assert len(listed(tmp_path / "viewer")) == 16 and manifest(tmp_path / "viewer")["goes_on"]
     watching.step_logged({})
-    assert watching._process is None, "there is no time for another one yet"
+    assert not follower.is_asked, "there is no time for another one yet"
+    make_run(tmp_path, Made(steps=2))
+    watching.run_ended(None)
+    assert watching._follower is None and follower.process.returncode is not None
+    assert len(listed(tmp_path / "viewer")) == 32 and not manifest(tmp_path / "viewer")["goes_on"]
+
+
+@pytest.mark.seconds
+def test_the_process_ends_with_its_run(tmp_path: Path) -> None:
+    """A run that is killed closes its end of the pipe."""
+    follower = Follower(tmp_path)
+    follower._stdin.close()
+    assert follower.process.wait(timeout=300) == 0
+    follower.stop()
 
 
 @pytest.mark.seconds
@@ -74,7 +97,7 @@ def test_a_process_that_is_stopped_leaves_nothing(
     make_run(tmp_path, Made(steps=3))
     watching = observer(tmp_path)
     watching.step_logged({})
-    process = watching._process
+    process = watching._follower.process
     watching.run_ended(KeyboardInterrupt())
     assert process.poll() is not None
     assert not list(tmp_path.glob("viewer.*"))
@@ -101,6 +124,61 @@ def test_what_is_no_viewer_is_left_alone_and_the_run_goes_on(
     watching.run_ended(None)
     assert (tmp_path / "viewer/mine.txt").read_text() == "mine"
     assert "is no viewer" in caplog.text
+
+
+def test_files_that_may_not_grow_cost_the_viewer_and_are_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
+    make_run(tmp_path, Made(steps=1))
+    watching = observer(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        watching.run_started(0, ())
+        watching.run_ended(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caplog.text.count("the viewer of the run is not made") == 1
+    assert "File too large" in caplog.text
+
+
+@pytest.mark.seconds
+def test_a_process_that_cannot_make_the_viewer_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its output goes nowhere, so that on a full disk a long run lost its viewer without a word."""
+    monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
+    monkeypatch.setattr(live, "LARGEST_SHARE", 1e9)
+    make_run(tmp_path, Made(steps=1))
+    (tmp_path / "viewer").write_text("no folder")
+    watching = observer(tmp_path)
+    for _ in range(2):
+        watching.step_logged({})
+        wait_for_answer(watching._follower)
+    watching.step_logged({})
+    watching.closed()
+    assert caplog.text.count("the viewer of the run is not made") == 1
+    assert "viewer is a file" in caplog.text
+
+
+@pytest.mark.seconds
+def test_a_process_that_is_killed_is_told_and_another_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
+    monkeypatch.setattr(live, "LARGEST_SHARE", 1e9)
+    make_run(tmp_path, Made(steps=1))
+    watching = observer(tmp_path)
+    watching.step_logged({})
+    first = watching._follower
+    first.process.kill()
+    wait_for_answer(first)
+    watching.step_logged({})
+    assert "features.viewer.command" in caplog.text
+    assert watching._follower is not first
+    watching.run_ended(None)
+    assert len(listed(tmp_path / "viewer")) == 16
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.viewer import search_index
 from features.viewer.data_files import DataFolder
 from features.viewer.episode_pages import joined_texts
 from features.viewer.search_index import (
-    FILE_SHIFT,
     LONG_STEP,
+    IndexPart,
     SearchIndex,
+    decode_postings,
     encode_postings,
     fold,
+    merge_indexes,
     numbers_of,
 )
 from tests.viewer_data import unpack
@@ -29,13 +32,12 @@ def decode(arrays: dict[str, np.ndarray], number: int) -> list[int]:
     if place == len(arrays["numbers"]) or arrays["numbers"][place] != number:
         return []
     start = int(arrays["ends"][place - 1]) if place else 0
-    steps = arrays["steps"][start : int(arrays["ends"][place])].tolist()
+    long_places = arrays["long_places"].tolist()
     found, episode = [], -1
-    while steps:
-        step = steps.pop(0)
+    for at in range(start, int(arrays["ends"][place])):
+        step = int(arrays["steps"][at])
         if step == LONG_STEP:
-            step = int.from_bytes(bytes(steps[:4]), "little")
-            steps = steps[4:]
+            step = int(arrays["long_steps"][long_places.index(at)])
         episode += step
         found.append(episode)
     return found
@@ -48,6 +50,53 @@ def test_postings_are_read_back_with_long_steps() -> None:
     assert decode(arrays, 7) == [0, 254, 509, 70000]
     assert decode(arrays, 9) == [3, 258]
     assert decode(arrays, 8) == []
+    assert decode_postings(arrays).tolist() == pairs
+    nothing = encode_postings(np.zeros((0, 3), dtype=np.uint32))
+    assert decode_postings(nothing).shape == (0, 3)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.lists(st.text("abAB é", max_size=12), max_size=3), min_size=1, max_size=12),
+    st.data(),
+)
+def test_indexes_that_are_merged_have_the_bytes_of_one(
+    episodes: list[list[str]], data: st.DataObject
+) -> None:
+    edges = data.draw(st.sets(st.integers(1, len(episodes)), max_size=4))
+    starts = [0, *sorted(edges - {len(episodes)})]
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_index, "FILE_PAIRS", data.draw(st.integers(1, 40)))
+        folder = DataFolder(Path(name))
+        parts = []
+        for number, (start, end) in enumerate(
+            zip(starts, [*starts[1:], len(episodes)], strict=True)
+        ):
+            index = SearchIndex(Path(name) / "temporary", start)
+            for episode in range(start, end):
+                index.add(episode, episodes[episode])
+            pairs, files = index.write(folder, number)
+            parts.append(IndexPart(number=number, first=start, files=files, pairs=pairs))
+        merged = merge_indexes(folder, parts, 100)
+        whole = SearchIndex(Path(name) / "temporary", 0)
+        for episode, texts in enumerate(episodes):
+            whole.add(episode, texts)
+        assert whole.write(folder, 200) == merged
+        for file in range(merged[1]):
+            one, other = (folder.path(f"search/{number}/{file}") for number in (100, 200))
+            assert one.read_text().replace("search/100/", "search/200/") == other.read_text()
+
+
+def test_a_merge_takes_in_numbers_that_two_sequences_share(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    parts = []
+    for number, pairs in enumerate(([[7, 0, 3], [9, 0, 3]], [[7, 0, 5], [9, 1, 3]], [[7, 0, 3]])):
+        count = search_index.write_file(folder, number, 0, np.array(pairs, dtype=np.uint32))
+        parts.append(IndexPart(number=number, first=10 * number, files=1, pairs=count))
+    assert merge_indexes(folder, parts, 3) == (5, 1)
+    _, arrays = unpack(tmp_path / "search/3/0.js")
+    assert arrays["checks"].tolist() == [0, 3]
+    assert decode(arrays, 7) == [0, 10, 20] and decode(arrays, 9) == [0, 11]
 
 
 @given(st.text(max_size=40), st.data())
@@ -67,14 +116,15 @@ def test_what_does_not_fit_into_memory_is_found_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search_index, "WAITING_PAIRS", 50)
-    index = SearchIndex(tmp_path / "temporary")
+    index = SearchIndex(tmp_path / "temporary", 1000)
     texts = [f"episode {number} says {'hello' if number % 3 else 'HELLO'}" for number in range(40)]
     for number, text in enumerate(texts):
-        index.add(number, [text])
-    index.write(DataFolder(tmp_path / "data"))
-    assert not (tmp_path / "temporary").exists()
+        index.add(1000 + number, [text])
+    monkeypatch.setattr(search_index, "FILE_PAIRS", 400)
+    pairs, files = index.write(DataFolder(tmp_path / "data"), 5)
+    assert not (tmp_path / "temporary").exists() and files == 16 and pairs > 2000
     for number, check in numbers_of(["hello"]).tolist():
-        _, arrays = unpack(tmp_path / f"data/search/{number >> FILE_SHIFT}.js")
+        _, arrays = unpack(tmp_path / f"data/search/5/{(number * files) >> 32}.js")
         assert decode(arrays, number) == list(range(40))
         assert arrays["checks"][np.searchsorted(arrays["numbers"], number)] == check > 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.config.helpers import assert_refused, checked, load, warned
 
-FROZEN_LAKE = "agent.environment.name=gymnasium:FrozenLake-v1"
+GAME = "agent.environment.name=custom.envs.guess_number:GuessNumber"
 
 
 @pytest.mark.parametrize(
@@ -19,32 +19,14 @@ FROZEN_LAKE = "agent.environment.name=gymnasium:FrozenLake-v1"
             "agent.observation_loss_coef=0.5 learns what environments say, and there is none",
         ),
         (
-            [FROZEN_LAKE, "agent.max_turn_tokens=513"],
+            [GAME, "agent.max_turn_tokens=513"],
             "agent.max_turn_tokens=513 is above data.max_response_length=512, which holds all "
             "turns",
         ),
         (
-            ["env_template=[{name: 'gymnasium:FrozenLake-v1', max_turn_tokens: 600}]"],
+            ["env_template=[{name: 'custom.envs.guess_number:GuessNumber', max_turn_tokens: 600}]"],
             "env_template[0].max_turn_tokens=600 is above data.max_response_length=512, which "
             "holds all turns",
-        ),
-        (
-            ["records.gradients=true", "records.keep_gib=0"],
-            "records.gradients=true has nowhere to go with records.keep_gib=0: set that above 0",
-        ),
-        (
-            ["records.gradients=true", "trainer.n_gpus_per_node=2"],
-            "records.gradients=true needs one rank, and trainer.nnodes=1 x "
-            "trainer.n_gpus_per_node=2 are 2: set both to 1, or take it out",
-        ),
-        (
-            [
-                "records.gradients=true",
-                "trainer.train_finished_groups=true",
-                "algorithm.adv_estimator=grpo",
-            ],
-            "records.gradients=true compares each episode with the whole gradient, which "
-            "trainer.train_finished_groups=true has only at the end: take one of the two out",
         ),
     ],
 )
@@ -141,7 +123,7 @@ def test_an_environment_of_a_module_is_looked_up_too(runnable: list[str]) -> Non
 
 
 def test_a_turn_may_be_as_long_as_all_turns_together(runnable: list[str]) -> None:
-    assert checked(runnable, FROZEN_LAKE, "agent.max_turn_tokens=512") == []
+    assert checked(runnable, GAME, "agent.max_turn_tokens=512") == []
     # Nothing acts, and nothing reads it.
     assert checked(runnable, "agent.max_turn_tokens=513") == []
 
@@ -169,19 +151,7 @@ def test_messages_are_not_kept_where_an_environment_tells_them(
     runnable: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert warned(caplog, runnable, "data.return_raw_chat=true") == []
-    assert warned(caplog, runnable, "data.return_raw_chat=true", FROZEN_LAKE) == [
+    assert warned(caplog, runnable, "data.return_raw_chat=true", GAME) == [
         "data.return_raw_chat=true has no effect with an environment: records of episodes "
         "keep conversations"
     ]
-
-
-@pytest.mark.parametrize("played", ["programs.command=[ls]", "env_template=[{command: [ls]}]"])
-def test_programs_with_rows_are_validated_with_rows(played: str, runnable: list[str]) -> None:
-    without_rows = [*runnable, played, "data.val_files=[]"]
-    (problem,) = checked(without_rows, "agent.val_length=32")
-    assert problem.startswith("agent.val_length=32 validates a program without a task (TASK={})")
-    assert "give data.val_files, or agent.val_length=0" in problem
-    # No validation, rows for it, and tasks that the program draws from its seed.
-    assert checked(without_rows, "agent.val_length=0") == []
-    assert checked(runnable, played, "agent.val_length=32") == []
-    assert checked(without_rows, "data.train_files=[]", "agent.val_length=32") == []

@@ -9,8 +9,10 @@ import pytest
 
 from tests.unit.config.helpers import ACTOR, ROLLOUT, load, problems_of
 from training.config import PPOConfig
-from training.config.leaves import leaves
+from training.config.leaves import Leaf, leaves
 from training.config.loader import load_config
+from training.config.values import as_text
+from training.features import moved_keys
 
 
 def test_without_arguments_every_value_is_the_default() -> None:
@@ -74,45 +76,46 @@ def test_the_last_override_wins_and_a_tilde_goes_back_to_the_default() -> None:
     assert loaded.sources["data.seed"] == "default"
 
 
+# As features move their settings; those of the features that are there are tried with them.
+MOVED = {
+    "trainer.older_seed": "data.seed",
+    "trainer.older_steps": "agent.max_turn",
+    "agent.older_template": "data.apply_chat_template_kwargs",
+}
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of the core that have other names besides."""
+    monkeypatch.setattr("training.config.layers.moved_keys", lambda: MOVED)
+
+
 @pytest.mark.parametrize(
     ("words", "kept"),
     [
-        (["trainer.alarms=stop", "~trainer"], {}),
-        (["trainer.alarms=stop", "~trainer.alarms"], {}),
-        (["trainer.alarms=stop", "~alarms"], {}),
+        (["trainer.older_seed=3", "~trainer"], {}),
+        (["trainer.older_seed=3", "~trainer.older_seed"], {}),
+        (["trainer.older_seed=3", "~data"], {}),
         (
-            [
-                "trainer.max_restarts=2",
-                "trainer.tracker_timeout_s=3",
-                "trainer.nnodes=2",
-                "~trainer",
-            ],
+            ["trainer.older_seed=3", "trainer.older_steps=4", "trainer.nnodes=2", "~trainer"],
             {},
         ),
-        (["agent.command=echo", "agent.mcp_servers={a: {command: b}}", "~agent"], {}),
-        (["agent.verifiers={python: /p}", "agent.episodes_keep=3", "~agent"], {}),
-        (["agent.verifiers={python: /p}", "~agent.verifiers"], {}),
+        (["agent.older_template={a: {b: c}}", "agent.max_turn=3", "~agent"], {}),
+        (["agent.older_template={a: b}", "~agent.older_template"], {}),
         # Its own name is not of that section.
-        (["alarms.mode=stop", "~trainer"], {"alarms.mode": "stop"}),
-        (["trainer.alarms=stop", "alarms.mode=stop", "~trainer"], {"alarms.mode": "stop"}),
-        (["alarms.mode=stop", "trainer.alarms=stop", "~trainer"], {}),
-        (["~trainer", "trainer.alarms=stop"], {"alarms.mode": "stop"}),
-        (["trainer.alarms=stop", "~agent"], {"alarms.mode": "stop"}),
-        (["trainer.alarms=stop", "records.keep_gib=3", "~trainer"], {"records.keep_gib": 3.0}),
-        # Another program's names.
-        (["algorithm.clip_ratio=0.3", "~algorithm"], {}),
-        (["algorithm.clip_ratio=0.3", "~algorithm.clip_ratio"], {}),
-        (["actor_rollout_ref.model.lora.rank=4", "~actor_rollout_ref.model.lora"], {}),
-        (["agent.max_steps=3", "~agent.max_turn"], {}),
-        (["actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3", "~agent"], {}),
-        ([f"{ROLLOUT}.multi_turn.max_assistant_turns=3", f"~{ROLLOUT}"], {}),
+        (["data.seed=3", "~trainer"], {"data.seed": 3}),
+        (["trainer.older_seed=3", "data.seed=3", "~trainer"], {"data.seed": 3}),
+        (["data.seed=3", "trainer.older_seed=3", "~trainer"], {}),
+        (["~trainer", "trainer.older_seed=3"], {"data.seed": 3}),
+        (["trainer.older_seed=3", "~agent"], {"data.seed": 3}),
+        (["trainer.older_seed=3", "agent.max_turn=4", "~trainer"], {"agent.max_turn": 4}),
         # What is wrong goes with them.
-        (["trainer.alarms=nonsense", "~trainer"], {}),
+        (["trainer.older_seed=nonsense", "~trainer"], {}),
         ([f"{ACTOR}.no_such_key=3", f"~{ACTOR}"], {}),
     ],
 )
 def test_a_section_s_older_keys_go_back_to_their_defaults_with_it(
-    words: list[str], kept: dict[str, Any]
+    words: list[str], kept: dict[str, Any], moved: None
 ) -> None:
     loaded = load_config(words, check=False)
     values = dict(leaves(loaded.config))
@@ -120,12 +123,33 @@ def test_a_section_s_older_keys_go_back_to_their_defaults_with_it(
     assert {key: values[key].value for key in given} == kept
 
 
-def test_older_keys_of_a_file_go_back_with_their_section(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("trainer: {alarms: stop, max_restarts: 2, nnodes: 2}\n")
-    (tmp_path / "run.yaml").write_text("extends: base.yaml\nsupervisor: {max_restarts: 3}\n")
+def test_older_keys_of_a_file_go_back_with_their_section(tmp_path: Path, moved: None) -> None:
+    (tmp_path / "base.yaml").write_text("trainer: {older_seed: 1, older_steps: 2, nnodes: 2}\n")
+    (tmp_path / "run.yaml").write_text("extends: base.yaml\nagent: {max_turn: 3}\n")
     loaded = load_config([str(tmp_path / "run.yaml"), "~trainer"], check=False)
     given = {key: source for key, source in loaded.sources.items() if source != "default"}
-    assert given == {"supervisor.max_restarts": "run.yaml"}
+    assert given == {"agent.max_turn": "run.yaml"}
+
+
+@pytest.mark.parametrize(("old", "now"), sorted(moved_keys().items()))
+def test_each_older_key_goes_back_with_its_section_and_by_both_names(old: str, now: str) -> None:
+    value = value_for(dict(leaves(PPOConfig())), now)
+    section = old.partition(".")[0]
+    for back in (f"~{section}", f"~{old}", f"~{now}"):
+        loaded = load_config([f"{old}={value}", back], check=False)
+        assert set(loaded.sources.values()) == {"default"}, back
+    loaded = load_config([f"~{section}", f"{old}={value}"], check=False)
+    given = [key for key, source in loaded.sources.items() if source != "default"]
+    assert given and all(f"{key}.".startswith(f"{now}.") for key in given)
+
+
+def value_for(schema: dict[str, Leaf], key: str) -> str:
+    """Returns as text what a setting, or the first one inside a section, takes as it stands."""
+    if key in schema:
+        return as_text(schema[key].value) or "null"
+    inside = next(name for name in schema if name.startswith(f"{key}."))
+    name = inside.removeprefix(f"{key}.")
+    return f"{{{name}: {value_for(schema, inside)}}}"
 
 
 def test_free_mappings_are_merged_key_by_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from training.config.explain import explain, explain_run
 from training.config.leaves import leaves
 from training.config.loader import ConfigError, load_config
 from training.config.reference import reference_yaml
+from training.features import absent_features
 
 
 @pytest.mark.seconds
@@ -75,7 +77,7 @@ print(*sorted({"torch", "tensordict", "transformers"} & sys.modules.keys()))
 @pytest.mark.seconds
 def test_explaining_a_config_imports_neither_torch_nor_transformers(runnable: list[str]) -> None:
     model, hf = runnable[0], runnable[3]
-    argv = [model, hf, "agent.environment.name=gymnasium:FrozenLake-v1", "--explain"]
+    argv = [model, hf, "agent.environment.name=custom.envs.guess_number:GuessNumber", "--explain"]
     run = subprocess.run(
         [sys.executable, "-c", IMPORTED, *argv],
         cwd=PROJECT,
@@ -88,7 +90,10 @@ def test_explaining_a_config_imports_neither_torch_nor_transformers(runnable: li
 
 def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:
     written = (PROJECT / "configs/ppo_trainer.yaml").read_text()
-    assert written == reference_yaml(), (
+    sections = re.split(r"(?m)^(?=\w+:)", written)
+    # Those of features whose folders were deleted may stay in the file.
+    left = [part for part in sections if part.partition(":")[0] not in absent_features()]
+    assert "".join(left) == reference_yaml(), (
         "run: python -m training.config.reference > configs/ppo_trainer.yaml"
     )
     loaded = load_config([str(PROJECT / "configs/ppo_trainer.yaml")], check=False)

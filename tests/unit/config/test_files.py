@@ -180,11 +180,3 @@ def test_the_runs_folder_can_be_made(
     assert problem.startswith(
         "trainer.default_local_dir=null, so the run's folder=checkpoints/ppo_core/default: "
     )
-
-
-def test_a_folder_for_episodes_that_cannot_be_written_is_named(runnable: list[str]) -> None:
-    game = ["agent.environment.name=gymnasium:FrozenLake-v1", "records.folder=/dev/null/x"]
-    assert any(
-        "records.folder=/dev/null/x: /dev/null is not a folder that" in text
-        for text in checked(runnable, *game)
-    )

@@ -108,14 +108,14 @@ def test_home_and_variables_are_read_in_paths_to_read_and_to_write(
         "data.train_files=$PLACE/train.jsonl",
         "data.val_files=~/val.jsonl",
         "trainer.default_local_dir=~/run",
-        "records.folder=$PLACE/episodes",
+        "trainer.rollout_data_dir=$PLACE/episodes",
     ]
     assert checked(runnable, *paths) == []
     config = load(*runnable, *paths)
     assert config.data.train_files == (str(tmp_path / "train.jsonl"),)
     assert config.data.val_files == (str(tmp_path / "val.jsonl"),)
     assert config.trainer.run_dir == str(tmp_path / "run")
-    assert config.records.folder == str(tmp_path / "episodes")
+    assert config.trainer.rollout_data_dir == str(tmp_path / "episodes")
 
 
 def test_what_is_no_file_is_told_by_the_form_of_its_path(
@@ -271,7 +271,5 @@ def test_an_environment_that_hands_its_methods_on_is_taken(
 def test_the_names_of_environments_lead_to_the_right_key(runnable: list[str]) -> None:
     (problem,) = checked(runnable, f"{ENVIRONMENT}.name=Game")
     assert problem.endswith(f"{ENVIRONMENT}.path=FILE.py and {ENVIRONMENT}.cls=CLASS")
-    (problem,) = checked(runnable, f"{ENVIRONMENT}.name=gym:FrozenLake-v1")
-    assert problem.endswith("there is no gym. Did you mean 'gymnasium:FrozenLake-v1'?")
     (problem,) = checked(runnable, f"{ENVIRONMENT}={{path: game.py, name: Game}}")
     assert problem.endswith(f"give one of them; the class in a file is {ENVIRONMENT}.cls")

@@ -130,16 +130,6 @@ def test_an_empty_mapping_clears_what_is_inherited(inherited: Path) -> None:
             "data.sead='~' (command line): there is no such key. Did you mean 'data.seed'?",
         ),
         (
-            f"{ACTOR}.megatron.tensor_model_parallel_size=4",
-            f"{ACTOR}.megatron.tensor_model_parallel_size=4 (command line): the Megatron backend "
-            "is not there; use actor_rollout_ref.actor.strategy=fsdp2",
-        ),
-        (
-            "actor_rollout_ref.hybrid_engine=false",
-            "actor_rollout_ref.hybrid_engine=False gives engines ranks of their own: set how many, "
-            "trainer.rollout_n_gpus",
-        ),
-        (
             "data=4",
             "data=4 (command line): is a section; set its keys, as in data.train_files=VALUE",
         ),
@@ -264,14 +254,6 @@ def test_yaml_extends_and_command_line_win_in_this_order(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (
-            "defaults: [{data: mine}]\n",
-            "run.yaml: `defaults:` with {'data': 'mine'} is Hydra's; write `extends: other.yaml`",
-        ),
-        (
-            "defaults: [ppo_megatron_trainer, _self_]\n",
-            "run.yaml: `defaults:` with 'ppo_megatron_trainer' is Hydra's; write",
-        ),
         ("extends: run.yaml\n", "`extends` goes in a circle: run.yaml -> run.yaml"),
         ("- 1\n", "run.yaml holds a list; it must hold keys with values"),
         ("data: {seed: 1}\ndata: {seed: 2}\n", "found duplicate key data"),

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -90,39 +86,6 @@ def test_several_ranks_are_started_by_ray(runnable: list[str]) -> None:
     assert checked(runnable, *nodes, "ray_kwargs.ray_init.address=auto") == []
     assert len(checked(runnable, *nodes, "ray_kwargs.ray_init.address=local")) == 1
     assert len(checked(runnable, *nodes, "ray_kwargs.ray_init.address=null")) == 1
-
-
-def test_a_tracker_whose_package_is_missing_is_a_problem(
-    runnable: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name: None if name in ("wandb", "swanlab") else there(name),
-    )
-    assert checked(runnable, "trainer.logger=[console,json,file,tensorboard]") == []
-    (problem,) = checked(runnable, "trainer.logger=[console,wandb,swanlab]")
-    assert problem.startswith(
-        "trainer.logger has wandb swanlab, which is not installed: `pip install wandb swanlab`, or "
-        "take it out"
-    )
-
-
-def test_another_python_is_asked_for_the_trackers_packages(
-    runnable: list[str], tmp_path: Path
-) -> None:
-    # A Python with the standard library alone.
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    bare.chmod(0o755)
-    wandb = ("trainer.logger=[file,wandb]", f"trackers.python={bare}")
-    (problem,) = checked(runnable, *wandb)
-    assert f"`{bare} -m pip install wandb`" in problem
-    # What stays in the run's own Python is not asked for there.
-    assert checked(runnable, "trainer.logger=[file,tensorboard]", wandb[1]) == []
-    gone = checked(runnable, wandb[0], "trackers.python=/no/python")
-    assert len(gone) == 1 and "trackers.python=/no/python does not run" in gone[0]
 
 
 def test_a_step_for_the_actor_after_the_warm_up_is_enough(runnable: list[str]) -> None:

@@ -36,7 +36,6 @@ def test_a_class_without_a_name_is_refused(
             "x = 1\nimport no_such_package\n",
             "ModuleNotFoundError in line 2: No module named 'no_such_package'",
         ),
-        ("raise SystemExit(3)\n", "SystemExit in line 1: 3"),
     ],
 )
 def test_a_file_that_cannot_be_loaded_is_a_problem(
@@ -133,3 +132,19 @@ def test_a_name_without_the_file_that_has_it_is_a_warning(
     setting: str, path_key: str, runnable: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert warned(caplog, runnable, setting) == [f"{setting} has no effect without {path_key}"]
+
+
+@pytest.mark.parametrize(
+    "key", ["custom_algorithm", "custom_reward_function.path", "data.custom_cls.path"]
+)
+def test_a_file_that_ends_the_program_as_it_is_loaded_is_a_problem(
+    key: str, runnable: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit(3)\n")
+    more = (
+        ["data.custom_cls.name=Mine"] if "custom_cls" in key else ["algorithm.adv_estimator=mine"]
+    )
+    found = checked(runnable, f"{key}={tmp_path / 'mine.py'}", *more)
+    problem = next(each for each in found if "SystemExit" in each)
+    assert problem.startswith(f"{key}={tmp_path / 'mine.py'}: ")
+    assert "ends the program as it is loaded (SystemExit: 3)" in problem

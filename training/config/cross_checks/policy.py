@@ -23,6 +23,11 @@ def warnings(config: PPOConfig) -> Iterator[str]:
     ranks = config.trainer.num_ranks
     yield from policy.actor.fsdp_config.unused(f"{KEY}.actor", ranks)
     yield from policy.ref.fsdp_config.unused(f"{KEY}.ref", ranks)
+    if policy.rollout.enable_rollout_routing_replay and not config.replays_routing:
+        yield (
+            f"{KEY}.rollout.enable_rollout_routing_replay=true has no effect with "
+            f"{KEY}.actor.router_replay.mode=disabled, as nothing reads the choices; set R3"
+        )
 
 
 def _loss_problems(config: PPOConfig) -> Iterator[str]:

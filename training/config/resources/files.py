@@ -116,6 +116,21 @@ def unwritable_folder(key: str, folder: str) -> Iterator[str]:
         )
 
 
+# What a prompt is rendered with in any case; see data/chat_templates.py.
+TEMPLATE_ARGUMENTS = ("conversation", "messages", "prompt", "tokenizer", "where", "tokenize")
+TEMPLATE_OUTPUTS = ("return_dict", "return_tensors", "return_assistant_tokens_mask")
+
+
+def _check_template_arguments(config: PPOConfig) -> Iterator[str]:
+    """Requires that the chat template's variables name none of what the trainer gives."""
+    for name in (*TEMPLATE_ARGUMENTS, *TEMPLATE_OUTPUTS):
+        if name in config.data.apply_chat_template_kwargs:
+            yield (
+                f"data.apply_chat_template_kwargs.{name}: the trainer renders prompts as text and "
+                "gives this itself; take it out, or call the template's variable otherwise"
+            )
+
+
 def check_tasks(config: PPOConfig, own_data: bool) -> Iterator[str]:
     """Requires something to train on, and to validate on where that is asked for.
 
@@ -152,6 +167,7 @@ def check_data(config: PPOConfig) -> Iterator[str]:
     if config.environments and not config.plays_dataset_rows:
         return
     data = config.data
+    yield from _check_template_arguments(config)
     yield from _check_rows(config, "data.train_files", data.train_files, data.train_max_samples)
     yield from _check_rows(config, "data.val_files", data.val_files, data.val_max_samples)
 

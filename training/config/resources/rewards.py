@@ -128,14 +128,31 @@ def _check_reward_arguments(config: PPOConfig, own_data: bool) -> Iterator[str]:
             yield from _check_trajectory_function(config, function)
         elif not own_data:
             yield from _check_row_function(config, function)
+        yield from _check_row_arguments(config, "custom_reward_function.reward_kwargs")
         yield from unknown_arguments(
             "custom_reward_function.reward_kwargs",
             function_name,
             parameters,
             settings.reward_kwargs,
         )
+    yield from _check_row_arguments(config, "reward_model.reward_kwargs")
     if config.reward_model.reward_kwargs:
         yield from _check_manager_arguments(config, function_name, parameters)
+
+
+def _check_row_arguments(config: PPOConfig, key: str) -> Iterator[str]:
+    """Requires that reward_kwargs name none of what a manager tells a function of each row."""
+    section = key.partition(".")[0]
+    given = config[section].reward_kwargs
+    rows = CALLED_WITH.get(config.reward_model.reward_manager, ())
+    if config.environments and not config.plays_dataset_rows:
+        rows = ()
+    for name in rows:
+        if name in given:
+            yield (
+                f"{key}.{name}: the reward manager gives the function each row's own {name}, "
+                "which would take its place; give your argument another name"
+            )
 
 
 def _check_manager_arguments(

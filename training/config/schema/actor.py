@@ -23,6 +23,13 @@ class PolicyLossChoice(PolicyLossSettings, Section):
     """Which policy loss."""
 
 
+class RouterReplayConfig(Section):
+    """Which experts a mixture-of-experts policy computes with, in log-prob passes and updates."""
+
+    #: R3: those that the engine's routers chose, kept with each row; disabled: its own routers'
+    mode: Literal["disabled", "R3"] = "disabled"
+
+
 class PolicyUpdateConfig(UpdateConfig):
     """How the policy is shared among ranks, and a step cut; listed before the loss's settings."""
 
@@ -39,6 +46,7 @@ class ActorConfig(LossSettings, PolicyUpdateConfig):
     #: consecutive ranks that share each sequence; divides the attention heads
     ulysses_sequence_parallel_size: PositiveInt = 1
     policy_loss: PolicyLossChoice = PolicyLossChoice()
+    router_replay: RouterReplayConfig = RouterReplayConfig()
     optim: OptimConfig = OptimConfig()
     fsdp_config: FSDPConfig = FSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

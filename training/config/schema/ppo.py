@@ -1,8 +1,8 @@
 """Holds the root of the configuration, and what follows from the settings of several sections."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self, TypeVar
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from custom.env_factory import Library, libraries, library_of
 from training.config.batch_plan import BatchPlan, UpdatePlan
@@ -211,6 +211,11 @@ class CoreConfig(Section):
     # Sections with what they take over from others.
 
     @property
+    def replays_routing(self) -> bool:
+        """Returns whether the policy computes with the experts that the engine chose."""
+        return self.actor_rollout_ref.actor.router_replay.mode == "R3"
+
+    @property
     def resolved_rollout(self) -> RolloutConfig:
         """Returns the rollout's section with what it takes over from the data section filled in."""
         rollout = self.actor_rollout_ref.rollout
@@ -220,6 +225,7 @@ class CoreConfig(Section):
             response_length=rollout.response_length or self.data.max_response_length,
             max_model_len=self.max_model_len,
             free_cache_engine=sleeps,
+            enable_rollout_routing_replay=self.replays_routing,
         )
 
     @property
@@ -261,6 +267,26 @@ if TYPE_CHECKING:
 
 else:
 
+    def _default_of(feature: str, kind: Any) -> Section:
+        """Makes a feature's section of its defaults; FeatureError where there is none."""
+        if not isinstance(kind, type) or not issubclass(kind, Section):
+            raise FeatureError(
+                f"features/{feature}/feature.py: section={kind!r} is no class of "
+                "training.config.section.Section; give one, or take the folder away"
+            )
+        try:
+            made = kind()
+            # A default is not validated before it is given.
+            return kind(**{setting.name: made[setting.name] for setting in fields(made)})
+        # pydantic has several kinds of errors.
+        except Exception as error:
+            lines = " ".join(str(error).partition("For further information")[0].split())
+            raise FeatureError(
+                f"features/{feature}: {kind.__name__} ({kind.__module__}) cannot be made of its "
+                f"defaults: {lines}; every setting has a default of its type; mend it, or take the "
+                "folder away"
+            ) from error
+
     def _with_features() -> type[CoreConfig]:
         """Makes the class of all settings: the core's, and a section for each feature."""
         kinds = feature_sections()
@@ -270,7 +296,7 @@ else:
                     f"features/{name} has settings, and the config has a {name!r} of its own: give "
                     "the folder another name"
                 )
-        defaults = {name: kind() for name, kind in kinds.items()}
+        defaults = {name: _default_of(name, kind) for name, kind in kinds.items()}
         body = {"__doc__": "Holds the settings of one run.", "__module__": __name__}
         return type("PPOConfig", (CoreConfig,), {**defaults, **body, "__annotations__": kinds})
 

@@ -62,6 +62,8 @@ class RolloutConfig(Section):
     enable_prefix_caching: bool = True  #: compute shared prefixes once
     #: keep the engine's own log-probs, to watch how they differ from the trainer's
     calculate_log_probs: bool = True
+    #: keep the engine's choices of experts; actor.router_replay.mode=R3 sets it
+    enable_rollout_routing_replay: bool = False
     #: rows of an old-log-prob pass; null = the actor's
     log_prob_micro_batch_size_per_gpu: PositiveInt | None = None
     #: cut by token budget; null = unless a micro batch size is given

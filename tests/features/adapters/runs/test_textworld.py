@@ -12,7 +12,7 @@ import pytest
 
 from custom.env_calls import reset_environment, step_environment
 from custom.env_factory import make_environment
-from tests.unit.test_reasoning_gym import ODD_TEXTS
+from tests.features.adapters.test_reasoning_gym import ODD_TEXTS
 
 pytest.importorskip("textworld")
 # The interpreter knows scores of famous games only; TextWorld's games bring their own.

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from custom.env_calls import Abandoned, reset_environment, step_environment
+from custom.env_calls import reset_environment, step_environment
 from custom.env_factory import make_environment
 from custom.reward_score import default_compute_score
-from custom.verifier_process import judge
 
 # A policy may write these; games, parsers and verifiers stumble over them.
 ODD_TEXTS = (
@@ -94,21 +93,6 @@ def test_an_answer_at_which_the_verifier_raises_scores_nothing_and_says_why():
         default_compute_score("reasoning_gym/prime_factorization", env.entry["answer"], "", row)
         == 1.0
     )
-
-
-@pytest.mark.parametrize("score", [float("nan"), float("inf"), None, "1.0", [1.0, 2.0]])
-def test_a_score_that_is_no_finite_number_is_none(score):
-    value, error = judge(lambda answer, entry: score, "4", {})
-    assert value == 0.0 and "allowed: a finite number" in error
-
-
-@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt, Abandoned])
-def test_what_ends_a_thread_or_a_process_is_no_wrong_answer(ending):
-    def verifier(answer, entry):
-        raise ending
-
-    with pytest.raises(ending):
-        judge(verifier, "4", {})
 
 
 def test_settings_that_a_dataset_does_not_take_are_named():
