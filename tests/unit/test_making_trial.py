@@ -109,3 +109,10 @@ def test_all_that_cannot_be_made_is_listed(tmp_path: Path) -> None:
     config = load_config(words(tmp_path, "raise OSError('no words')"), check=False).config
     with pytest.raises(ConfigError, match="environment Game cannot be built: OSError: no words"):
         try_making(config)
+
+
+@pytest.mark.parametrize("parser", ["auto", "vllm:hermes", "harmony", "react"])
+def test_no_parser_is_asked_for_what_the_model_says(tmp_path: Path, parser: str) -> None:
+    """`auto` is found in the chat template, which nobody has read yet: runs with tools ended."""
+    settings = ("agent.tools=[calculator]", f"agent.parser={parser}")
+    try_making(load_config(words(tmp_path, "pass", *settings), check=False).config)

@@ -643,10 +643,10 @@ def test_rows_are_moved_by_whole_tensor_operations():
         tensors={"x": torch.zeros(rows, 64, dtype=torch.int32)},
         non_tensors={"uid": np.arange(rows).astype(object)},
     )
-    started = time.perf_counter()
+    started = time.process_time()
     data.reorder(torch.randperm(rows))
     DataProto.concat(data.repeat(2).chunk(64)).select_idxs(np.arange(0, rows, 3))
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 # --- What verl's users know besides ---
