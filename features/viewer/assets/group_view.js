@@ -17,9 +17,6 @@
         element("a", { href: "#list" }, "All episodes")));
       return;
     }
-    const { table } = viewer;
-    const rewards = rows.map((i) => table.reward[i]);
-    const spread = viewer.short(Math.max(...rewards) - Math.min(...rewards));
     const list = viewer.listAddress({ step, kind, group: uid, run });
     const beside = await viewer.besideEachOther(rows.slice(0, MOST_BESIDE));
     const more = rows.length > MOST_BESIDE
@@ -34,11 +31,25 @@
         element("a", { href: viewer.taskAddress(rows[0]) }, "same task")),
       element("h1", {}, `A group of ${plural(rows.length, "episode")} `,
         element("span", { class: "hint" }, viewer.visible(uid))),
-      element("p", {}, `Rewards from ${viewer.short(Math.min(...rewards))} to `
-        + `${viewer.short(Math.max(...rewards))}, `
-        + (spread === "0" ? "no spread: their advantages are 0." : `a range of ${spread}.`)),
+      element("p", {}, rewardsOf(rows)),
       more, beside));
   };
+
+  // An estimator that looks beyond the group may give advantages where it has no spread.
+  function rewardsOf(rows) {
+    const { table } = viewer;
+    const rewards = rows.map((i) => table.reward[i]);
+    const [least, most] = [Math.min(...rewards), Math.max(...rewards)];
+    const spread = viewer.short(most - least);
+    if (spread !== "0") {
+      return `Rewards from ${viewer.short(least)} to ${viewer.short(most)}, a range of ${spread}.`;
+    }
+    const isNothing = rows.every((i) => table.advantage[i] === 0);
+    const [alike, nothing] = rows.length === 1
+      ? [`A reward of ${viewer.short(least)}`, "its advantage is 0"]
+      : [`Rewards of ${viewer.short(least)}, no spread`, "their advantages are 0"];
+    return isNothing ? `${alike}: ${nothing}.` : `${alike}.`;
+  }
 
   function membersOf(run, kind, step, uid) {
     const { table } = viewer;

@@ -440,6 +440,19 @@ def test_a_group_stands_side_by_side_from_the_first_difference_on(
     assert len(browser.texts(".turn-cell")) == 12
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus"])
+def test_a_group_of_one_is_not_said_to_have_no_advantage(
+    tmp_path: Path, browser: Browser, estimator: str
+) -> None:
+    make_run(tmp_path, Made(steps=1, members=1, estimator=estimator))
+    make_viewer(tmp_path)
+    open_viewer(browser, page(tmp_path, "#list"))
+    reward = browser.run("return viewer.short(viewer.table.reward[0])")
+    browser.run("location.hash = viewer.groupAddress(0)")
+    browser.wait("document.querySelector('article.group')")
+    assert browser.texts("article.group > p")[0] == f"A reward of {reward}."
+
+
 def test_a_task_is_shown_over_steps_and_runs(tmp_path: Path, browser: Browser) -> None:
     for name, seed in (("one", 0), ("other", 1)):
         make_run(tmp_path / name, Made(steps=2, seed=seed, initial="Find it in room {1}."))
