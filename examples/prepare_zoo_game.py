@@ -47,7 +47,7 @@ from tests.zoo.tool_forms import TOOL_FORMS, ToolForm, make_byte_tokenizer
 TURNS = 3
 VOCABULARY = 512
 GAMES = 1000
-STEPS = 300
+STEPS = 1200
 BATCH = 16
 LEARNING_RATE = 3e-3
 # Shares of the poor player's turns.
@@ -112,7 +112,7 @@ class PoorPlayer:
             history += [call, reply]
 
     def _choose(self, sensible: str, others: list[str]) -> str:
-        """x."""
+        """Chooses what makes sense every second time, where there is such, and else any."""
         if sensible and self.draw.random() < SENSIBLE:
             return sensible
         return self.draw.choice(others)

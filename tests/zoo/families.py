@@ -219,10 +219,6 @@ class WholeFamily(Family):
             **self.settings | self.placeholders,
         )
 
-    def for_vllm(self) -> WholeFamily:
-        """Returns the family with a language part in sizes that vLLM's kernels for a CPU know."""
-        return replace(self, part=self.part.for_vllm())
-
     def write(
         self,
         folder: Path,
