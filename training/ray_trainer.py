@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from custom.reward_managers.unscored import UNSCORED
 from data.batch_fields import GIVEN_FIELDS
 from data.own_names import keep_own
+from data.plain_state import kept_state
 from data.prompt_rows import PromptCollator
 from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
@@ -578,6 +579,9 @@ class PPOTrainer:
         """Returns the entries of a checkpoint's `data.pt`.
 
         It is called at the end of every step: an interrupted run saves the last one.
+
+        Raises:
+            CannotSave: a user's estimator or sampler keeps what no checkpoint can hold.
         """
         return DriverState(
             global_steps=self.global_steps,
@@ -585,8 +589,10 @@ class PPOTrainer:
             rows_done=self.position.rows_done,
             kl_coef=float(self.phases.kl_controller.value),
             observers=self.observers.state_dict(),
-            estimator=dict(self.phases.estimator_state),
-            sampler=self.row_stream.order.state_dict(),
+            estimator=kept_state(
+                self.phases.estimator_state, "the advantage estimator's state", dicts_only=True
+            ),
+            sampler=kept_state(self.row_stream.order.state_dict(), "the sampler's state_dict()"),
         )
 
     def load_driver_state(self, state: DriverState) -> None:

@@ -33,6 +33,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from data.disk_errors import as_os_errors
+from data.plain_state import CannotSave
 from training.config.plain_files import read_plain_text
 from workers.model.checkpoint_reader import SafeReader, load_tensors
 from workers.model.checkpoint_writer import CheckpointWriter
@@ -207,7 +208,26 @@ def optimizer_tensors(module: nn.Module, optimizer: Optimizer) -> dict[str, Tens
     # To ask for what is not there would make it, by a step with nothing learnt that AdamW counts.
     if not optimizer.state:
         return {}
-    return _tensors_of(dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT))
+    try:
+        return _tensors_of(dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT))
+    # It flattens numbers and tensors alone.
+    except NotImplementedError as error:
+        raise CannotSave(
+            f"{type(optimizer).__name__} keeps {_unsaved_entry(module, optimizer)}: a "
+            "checkpoint keeps an optimizer's tensors; make it one, or leave optimizer out of "
+            "checkpoint.save_contents"
+        ) from error
+
+
+def _unsaved_entry(module: nn.Module, optimizer: Optimizer) -> str:
+    """Names an entry of the optimiser's state that is neither tensor nor number."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if not isinstance(value, Tensor | int | float | dict):
+                name = names.get(parameter, "a parameter")
+                return f"{key!r} of {name} as a {type(value).__name__}"
+    return "what is neither a tensor nor a number"
 
 
 def _tensors_of(entries: Mapping[str, Any]) -> dict[str, Tensor]:
