@@ -26,6 +26,7 @@ from training.run import (
     checkpoint_names,
 )
 from training.run.checkpoint_contents import CONTENTS, DriverSnapshot, DriverState
+from training.run.checkpoint_folders import CannotResume
 from training.run.data_position import DataPosition
 from training.run.step_source import GeneratedStep
 from workers.model import state as model_state
@@ -74,7 +75,10 @@ def test_resume_takes_the_latest_that_holds_what_is_needed(tmp_path: Path) -> No
     (tmp_path / "global_step_11.incomplete").mkdir()
     find = checkpoint_folders.find_checkpoint
     assert find(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_10"
-    assert find(tmp_path, "auto", None, ("actor", "critic")) == tmp_path / "global_step_9"
+    with pytest.raises(CannotResume, match="global_step_10 holds no critic") as refused:
+        find(tmp_path, "auto", None, ("actor", "critic"))
+    assert "resume_with_changes=true" in str(refused.value)
+    assert f"resume_from_path={tmp_path}/global_step_9 gives" in str(refused.value)
     assert find(tmp_path, "disable", None) is None
     assert find(tmp_path / "empty", "auto", None) is None
     assert (
@@ -82,6 +86,24 @@ def test_resume_takes_the_latest_that_holds_what_is_needed(tmp_path: Path) -> No
     )
     with pytest.raises(FileNotFoundError, match="holds no critic"):
         find(tmp_path, "resume_path", str(tmp_path / "global_step_10"), ("actor", "critic"))
+
+
+def test_a_damaged_checkpoint_is_left_out_and_one_without_a_part_refused(tmp_path: Path) -> None:
+    needs = ("actor", "critic")
+    write(tmp_path, 1)
+    write(tmp_path, 2, parts=("actor",))
+    write(tmp_path, 3)
+    (tmp_path / "global_step_3/critic/weights").write_text("other")
+    with pytest.raises(CannotResume, match="global_step_2 holds no critic"):
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, needs)
+    # Damaged, whatever it was saved with.
+    (tmp_path / "global_step_2/actor/weights").write_text("other")
+    found = checkpoint_folders.find_checkpoint(tmp_path, "auto", None, needs)
+    assert found == tmp_path / "global_step_1"
+    # A run without a critic needs none.
+    write(tmp_path, 4, parts=("actor",))
+    found = checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor",))
+    assert found == tmp_path / "global_step_4"
 
 
 def test_pruning_keeps_the_newest_and_clears_leftovers(tmp_path: Path) -> None:

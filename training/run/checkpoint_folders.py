@@ -13,8 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.config.plain_files import read_plain_text
-from training.run.checkpoint_contents import CRITIC, DRIVER_STATE, LATEST, SAVED_STEPS
-from training.run.checkpoint_manifest import damage, take_from_manifest
+from training.run.checkpoint_contents import (
+    ACTOR,
+    CRITIC,
+    DRIVER_STATE,
+    LATEST,
+    SAVED_STEPS,
+)
+from training.run.checkpoint_manifest import damage, parts_left_out, take_from_manifest
 from training.run.checkpoint_names import (
     TEMPORARY,
     finish_name,
@@ -22,6 +28,7 @@ from training.run.checkpoint_names import (
     folder_of_step,
     remove_checkpoint,
     step_in,
+    step_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -106,13 +113,34 @@ def _latest_checkpoint(run_dir: Path, needs: Sequence[str]) -> Path | None:
         )
     for step in reversed(steps):
         folder = folder_of_step(run_dir, step)
-        problem = damage(folder, needs)
+        # Without the actor it is none.
+        left_out = parts_left_out(folder, [name for name in needs if name != ACTOR])
+        problem = damage(folder, [name for name in needs if name not in left_out])
+        if problem is None and left_out:
+            raise CannotResume(_without_parts(folder, left_out, fitting))
         if problem is None:
             return folder
         logger.error("%s is damaged (%s) and left out; the one before it is taken", folder, problem)
     raise CannotResume(
         f"every checkpoint in {run_dir} is damaged; trainer.resume_mode=disable starts anew"
     )
+
+
+def _without_parts(folder: Path, left_out: Sequence[str], fitting: Sequence[int]) -> str:
+    """Says that the checkpoint to go on from lacks what this run needs, and the ways out."""
+    earlier = [step for step in fitting if step < step_of(folder)]
+    text = (
+        f"{folder} holds no {', '.join(left_out)}, which this run needs: go on with the "
+        "settings that it was saved with (algorithm.adv_estimator, for one), or have what is "
+        "missing start anew with trainer.resume_with_changes=true"
+    )
+    if earlier:
+        before = folder_of_step(folder.parent, earlier[-1])
+        text += (
+            "; trainer.resume_mode=resume_path with "
+            f"trainer.resume_from_path={before} gives the steps behind it up"
+        )
+    return text
 
 
 def _steps_of_this_run(run_dir: Path) -> list[int]:
