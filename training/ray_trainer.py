@@ -72,6 +72,7 @@ from training.run.metrics.step_metrics import compute_step_metrics
 from training.run.metrics.textless_ids import textless_ids
 from training.run.ray_cluster import ray_cluster
 from training.run.recorded_config import record_config
+from training.run.resume_changes import refusing_what_does_not_fit
 from training.run.roles import (
     ResourcePoolManager,
     Role,
@@ -628,8 +629,10 @@ class PPOTrainer:
                 set_aside(self.run_dir)
             self.observers.went_to(0)
             return
-        self.saver.load_groups(checkpoint)
-        self.load_driver_state(load_driver_state(checkpoint))
+        state = load_driver_state(checkpoint)
+        with refusing_what_does_not_fit(checkpoint, state.global_steps, self.config):
+            self.saver.load_groups(checkpoint)
+        self.load_driver_state(state)
         self.step_source.restore(checkpoint)
         self.observers.went_to(self.global_steps, self._steps_in_flight())
         self.sync_weights()
