@@ -6,6 +6,7 @@ import pickle
 import re
 import resource
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -104,6 +105,35 @@ def test_a_damaged_checkpoint_is_left_out_and_one_without_a_part_refused(tmp_pat
     write(tmp_path, 4, parts=("actor",))
     found = checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor",))
     assert found == tmp_path / "global_step_4"
+
+
+@pytest.mark.parametrize("latest", [None, "40"])
+def test_a_folder_with_another_steps_name_is_refused(tmp_path: Path, latest: str | None) -> None:
+    write(tmp_path, 3)
+    write(tmp_path, 4)
+    renamed = (tmp_path / "global_step_4").rename(tmp_path / "global_step_40")
+    (tmp_path / checkpoint_contents.LATEST).unlink()
+    (tmp_path / checkpoint_contents.SAVED_STEPS).unlink()
+    if latest is not None:
+        (tmp_path / checkpoint_contents.LATEST).write_text(latest)
+    find = checkpoint_folders.find_checkpoint
+    for mode, path in (("auto", None), ("resume_path", str(renamed))):
+        with pytest.raises(CannotResume, match=r"_40 holds the checkpoint of step 4, .* again"):
+            find(tmp_path, mode, path, ("actor",))
+    # Other names say nothing of a step.
+    best = renamed.rename(tmp_path / "best")
+    assert find(tmp_path, "resume_path", str(best), ("actor",)) == best
+
+
+def test_a_state_that_is_not_read_is_to_be_mended_by_the_user(tmp_path: Path) -> None:
+    """It is of a version that wrote whatever an estimator kept."""
+    folder = checkpoint_names.start_checkpoint(tmp_path, 1)
+    (folder / "actor").mkdir()
+    (folder / "actor/weights").write_text("1")
+    torch.save({"global_steps": 1, "estimator": {"rows": deque()}}, folder / "data.pt")
+    checkpoint_names.complete_checkpoint(folder)
+    with pytest.raises(CannotResume, match=r"data\.pt is not read: .* starts anew"):
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor",))
 
 
 def test_pruning_keeps_the_newest_and_clears_leftovers(tmp_path: Path) -> None:

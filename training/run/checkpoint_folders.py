@@ -19,6 +19,7 @@ from training.run.checkpoint_contents import (
     DRIVER_STATE,
     LATEST,
     SAVED_STEPS,
+    load_driver_state,
 )
 from training.run.checkpoint_manifest import damage, parts_left_out, take_from_manifest
 from training.run.checkpoint_names import (
@@ -64,7 +65,7 @@ def find_checkpoint(
         folder: the one to resume from, whatever the settings say.
     Raises:
         CannotResume: there is none with all that is needed, though there are checkpoints or were;
-            or the one that `resume_path` names is none, or damaged.
+            or the one that `resume_path` names is none, or damaged; or it has another step's name.
     What a kill left whole without its name gets it first.
     """
     named = folder
@@ -92,7 +93,25 @@ def _named_checkpoint(path: Path, needs: Sequence[str]) -> Path:
     problem = damage(path, needs)
     if problem is not None:
         raise CannotResume(f"trainer.resume_from_path={path} is damaged: {problem}")
+    _require_own_name(path)
     return path
+
+
+def _require_own_name(folder: Path) -> None:
+    """Raises CannotResume where a folder has another step's name, or its state cannot be read."""
+    name = re.fullmatch(r"global_step_(\d+)", folder.name)
+    try:
+        step = load_driver_state(folder).global_steps
+    except ValueError as error:
+        raise CannotResume(
+            f"{error}; an earlier checkpoint may be named by trainer.resume_mode=resume_path with "
+            "trainer.resume_from_path; trainer.resume_mode=disable starts anew"
+        ) from error
+    if name is not None and int(name[1]) != step:
+        raise CannotResume(
+            f"{folder} holds the checkpoint of step {step}, as its {DRIVER_STATE} says: call the "
+            f"folder global_step_{step} again, and have {LATEST} beside it name that step"
+        )
 
 
 def _latest_checkpoint(run_dir: Path, needs: Sequence[str]) -> Path | None:
@@ -119,6 +138,7 @@ def _latest_checkpoint(run_dir: Path, needs: Sequence[str]) -> Path | None:
         if problem is None and left_out:
             raise CannotResume(_without_parts(folder, left_out, fitting))
         if problem is None:
+            _require_own_name(folder)
             return folder
         logger.error("%s is damaged (%s) and left out; the one before it is taken", folder, problem)
     raise CannotResume(
