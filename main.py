@@ -134,6 +134,7 @@ def print_config_error(error: ConfigError) -> None:
 def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> int:
     """Trains and prints the report, or why the run ended in one line; returns the exit code."""
     from custom.env import BadRewardFunction
+    from data.plain_state import CannotSave
     from training.observers import RunStopped
     from training.run.abort_policy import EnvironmentsFail
     from training.run.checkpoint_folders import CannotResume
@@ -148,7 +149,7 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
     except RunStopped as stop:
         print(stop, file=sys.stderr)
         return stop.exit_code
-    except (CannotResume, EnvironmentsFail) as error:
+    except (CannotResume, CannotSave, EnvironmentsFail) as error:
         print(cause_of(error), file=sys.stderr)
         return MEND
     except BadRewardFunction as error:

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from custom.agent import AgentSpec
 from custom.env_suite import EnvironmentSuite
 from data.loading import load_extern_object
+from data.plain_state import kept_state
 from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.leaves import anchored
@@ -222,7 +223,8 @@ class AgentTrainer(RayPPOTrainer):
 
     def driver_state(self) -> DriverState:
         """Returns the entries of a checkpoint's `data.pt`, the suite's among them."""
-        return replace(super().driver_state(), suite=self.suite.state_dict())
+        suite = kept_state(self.suite.state_dict(), "the suite's state_dict()")
+        return replace(super().driver_state(), suite=suite)
 
     def load_driver_state(self, state: DriverState) -> None:
         """Goes on from a checkpoint's `driver_state`."""

@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from data.plain_state import plain_copy
 from data.protocol import DataProto
 from training.config import PPOConfig
 
@@ -43,8 +43,6 @@ RAISES = False
 Metrics = dict[str, float]
 # An observer does not keep these to itself: Ctrl-C, a generator's end, and memory that ran out.
 PASSED_ON = (KeyboardInterrupt, GeneratorExit, MemoryError, torch.OutOfMemoryError)
-# A checkpoint is read without code of anybody's, and so without larger numbers than these.
-LARGEST_BITS = 2000
 # Rows of validation: mappings with `input` and `output` (text) and `score` (a number).
 Generations = Sequence[Mapping[str, Any]]
 Answer = TypeVar("Answer")
@@ -337,7 +335,7 @@ class Observers:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the observers' states by name; they are copies."""
-        states = self._tell(lambda observer: _plain_copy(observer.state_dict()))
+        states = self._tell(lambda observer: plain_copy(observer.state_dict()))
         kept = {name: state for name, state in states.items() if state}
         self._last_states |= kept
         # One that is off keeps what it had last, for a run that goes on without its fault.
@@ -431,24 +429,4 @@ def _stop_request(answer: Any) -> StopRequest | None:
             return StopRequest(reason, exit_code)
     raise TypeError(
         f"wants_to_stop returned {answer!r}: return StopRequest(reason, exit_code), or None"
-    )
-
-
-def _plain_copy(state: Any) -> Any:
-    """Copies a state.
-
-    Raises:
-        TypeError: it holds something that no checkpoint can keep.
-    """
-    if isinstance(state, Mapping):
-        return {_plain_copy(key): _plain_copy(value) for key, value in state.items()}
-    if type(state) in (list, tuple, set):
-        return type(state)([_plain_copy(value) for value in state])
-    if type(state) is int and state.bit_length() > LARGEST_BITS:
-        raise TypeError("state_dict has a number that is too large for a checkpoint: use float()")
-    if state is None or isinstance(state, Tensor) or type(state) in (bool, int, float, str, bytes):
-        return deepcopy(state)
-    raise TypeError(
-        f"state_dict has {state!r}, a {type(state).__name__}: a checkpoint keeps numbers, strings, "
-        "tensors, and lists and dicts of them; use float(), .tolist() or str()"
     )

@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from custom.reward_managers.unscored import UNSCORED
 from data.batch_fields import GIVEN_FIELDS
 from data.own_names import keep_own
+from data.plain_state import kept_state
 from data.prompt_rows import PromptCollator
 from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
@@ -71,6 +72,7 @@ from training.run.metrics.step_metrics import compute_step_metrics
 from training.run.metrics.textless_ids import textless_ids
 from training.run.ray_cluster import ray_cluster
 from training.run.recorded_config import record_config
+from training.run.resume_changes import refusing_what_does_not_fit
 from training.run.roles import (
     ResourcePoolManager,
     Role,
@@ -578,6 +580,9 @@ class PPOTrainer:
         """Returns the entries of a checkpoint's `data.pt`.
 
         It is called at the end of every step: an interrupted run saves the last one.
+
+        Raises:
+            CannotSave: a user's estimator or sampler keeps what no checkpoint can hold.
         """
         return DriverState(
             global_steps=self.global_steps,
@@ -585,8 +590,10 @@ class PPOTrainer:
             rows_done=self.position.rows_done,
             kl_coef=float(self.phases.kl_controller.value),
             observers=self.observers.state_dict(),
-            estimator=dict(self.phases.estimator_state),
-            sampler=self.row_stream.order.state_dict(),
+            estimator=kept_state(
+                self.phases.estimator_state, "the advantage estimator's state", dicts_only=True
+            ),
+            sampler=kept_state(self.row_stream.order.state_dict(), "the sampler's state_dict()"),
         )
 
     def load_driver_state(self, state: DriverState) -> None:
@@ -622,8 +629,10 @@ class PPOTrainer:
                 set_aside(self.run_dir)
             self.observers.went_to(0)
             return
-        self.saver.load_groups(checkpoint)
-        self.load_driver_state(load_driver_state(checkpoint))
+        state = load_driver_state(checkpoint)
+        with refusing_what_does_not_fit(checkpoint, state.global_steps, self.config):
+            self.saver.load_groups(checkpoint)
+        self.load_driver_state(state)
         self.step_source.restore(checkpoint)
         self.observers.went_to(self.global_steps, self._steps_in_flight())
         self.sync_weights()

@@ -92,7 +92,12 @@ class TrainingWorker:
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
         """Reads what `save_checkpoint` wrote, in place."""
-        model_state.load(Path(folder), self.state, self.section.checkpoint.load_contents)
+        model_state.load(
+            Path(folder),
+            self.state,
+            self.section.checkpoint.load_contents,
+            other_optimizer=self.config.trainer.resume_with_changes,
+        )
 
     @register(Dispatch.RANK_ZERO)
     def ranks_per_sequence(self) -> int:

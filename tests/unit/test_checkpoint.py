@@ -6,6 +6,7 @@ import pickle
 import re
 import resource
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from training.run import (
     checkpoint_names,
 )
 from training.run.checkpoint_contents import CONTENTS, DriverSnapshot, DriverState
+from training.run.checkpoint_folders import CannotResume
 from training.run.data_position import DataPosition
 from training.run.step_source import GeneratedStep
 from workers.model import state as model_state
@@ -74,7 +76,10 @@ def test_resume_takes_the_latest_that_holds_what_is_needed(tmp_path: Path) -> No
     (tmp_path / "global_step_11.incomplete").mkdir()
     find = checkpoint_folders.find_checkpoint
     assert find(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_10"
-    assert find(tmp_path, "auto", None, ("actor", "critic")) == tmp_path / "global_step_9"
+    with pytest.raises(CannotResume, match="global_step_10 holds no critic") as refused:
+        find(tmp_path, "auto", None, ("actor", "critic"))
+    assert "resume_with_changes=true" in str(refused.value)
+    assert f"resume_from_path={tmp_path}/global_step_9 gives" in str(refused.value)
     assert find(tmp_path, "disable", None) is None
     assert find(tmp_path / "empty", "auto", None) is None
     assert (
@@ -82,6 +87,53 @@ def test_resume_takes_the_latest_that_holds_what_is_needed(tmp_path: Path) -> No
     )
     with pytest.raises(FileNotFoundError, match="holds no critic"):
         find(tmp_path, "resume_path", str(tmp_path / "global_step_10"), ("actor", "critic"))
+
+
+def test_a_damaged_checkpoint_is_left_out_and_one_without_a_part_refused(tmp_path: Path) -> None:
+    needs = ("actor", "critic")
+    write(tmp_path, 1)
+    write(tmp_path, 2, parts=("actor",))
+    write(tmp_path, 3)
+    (tmp_path / "global_step_3/critic/weights").write_text("other")
+    with pytest.raises(CannotResume, match="global_step_2 holds no critic"):
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, needs)
+    # Damaged, whatever it was saved with.
+    (tmp_path / "global_step_2/actor/weights").write_text("other")
+    found = checkpoint_folders.find_checkpoint(tmp_path, "auto", None, needs)
+    assert found == tmp_path / "global_step_1"
+    # A run without a critic needs none.
+    write(tmp_path, 4, parts=("actor",))
+    found = checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor",))
+    assert found == tmp_path / "global_step_4"
+
+
+@pytest.mark.parametrize("latest", [None, "40"])
+def test_a_folder_with_another_steps_name_is_refused(tmp_path: Path, latest: str | None) -> None:
+    write(tmp_path, 3)
+    write(tmp_path, 4)
+    renamed = (tmp_path / "global_step_4").rename(tmp_path / "global_step_40")
+    (tmp_path / checkpoint_contents.LATEST).unlink()
+    (tmp_path / checkpoint_contents.SAVED_STEPS).unlink()
+    if latest is not None:
+        (tmp_path / checkpoint_contents.LATEST).write_text(latest)
+    find = checkpoint_folders.find_checkpoint
+    for mode, path in (("auto", None), ("resume_path", str(renamed))):
+        with pytest.raises(CannotResume, match=r"_40 holds the checkpoint of step 4, .* again"):
+            find(tmp_path, mode, path, ("actor",))
+    # Other names say nothing of a step.
+    best = renamed.rename(tmp_path / "best")
+    assert find(tmp_path, "resume_path", str(best), ("actor",)) == best
+
+
+def test_a_state_that_is_not_read_is_to_be_mended_by_the_user(tmp_path: Path) -> None:
+    """It is of a version that wrote whatever an estimator kept."""
+    folder = checkpoint_names.start_checkpoint(tmp_path, 1)
+    (folder / "actor").mkdir()
+    (folder / "actor/weights").write_text("1")
+    torch.save({"global_steps": 1, "estimator": {"rows": deque()}}, folder / "data.pt")
+    checkpoint_names.complete_checkpoint(folder)
+    with pytest.raises(CannotResume, match=r"data\.pt is not read: .* starts anew"):
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor",))
 
 
 def test_pruning_keeps_the_newest_and_clears_leftovers(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import main
+from data.plain_state import CannotSave
 from data.watchdog import NOT_WATCHING, STALLED, WATCHDOG, WatchdogSettings
 from tests.conftest import PROJECT
 from training.config import PPOConfig
@@ -78,6 +79,7 @@ def signals_back() -> Iterator[None]:
         (RunStopped("tokens", 7), 7),
         (EnvironmentsFail("they fail"), MEND),
         (CannotResume("LATEST points at nothing"), MEND),
+        (CannotSave("the estimator's state has a function"), MEND),
         (MemoryError(), OUT_OF_MEMORY),
         (too_much(), OUT_OF_MEMORY),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), OUT_OF_MEMORY),

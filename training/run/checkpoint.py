@@ -107,8 +107,14 @@ class CheckpointSaver:
         return self.frequency > 0 and (step >= last or step % self.frequency == 0)
 
     def begin(self, snapshot: DriverSnapshot) -> None:
-        """Starts to save the step that the snapshot is of, once the save before has ended."""
+        """Starts to save the step that the snapshot is of, once the save before has ended.
+
+        Raises:
+            CannotSave: a part of the run holds what no checkpoint can keep. Whatever is raised, the
+                older checkpoints stay.
+        """
         self.poll(wait=True)
+        saved_before = self.step
         self.step = snapshot.state.global_steps
         self._began = time.monotonic()
         self._error = None
@@ -117,6 +123,13 @@ class CheckpointSaver:
             self._write(self._folder, snapshot)
         except OSError as error:
             self._give_up(error)
+        # Ctrl-C too: what is half written must never get a name.
+        except BaseException as error:
+            step = self.step
+            self.step = saved_before
+            self._abandon(error)
+            error.add_note(f"step {step} is not saved: {self.run_dir} {self._what_is_left()}")
+            raise
 
     def save_to(self, folder: Path, snapshot: DriverSnapshot) -> Path:
         """Saves to a folder of any name, and returns it when it is there.
@@ -160,8 +173,7 @@ class CheckpointSaver:
                 self.save_interrupted(snapshot)
             raise
         except BaseException as error:
-            of_a_rank = type(error).__module__.startswith("ray.")
-            self._wait_after_error(FAILED_RANK_WAIT_S if of_a_rank else math.inf)
+            self._wait_after_error(FAILED_RANK_WAIT_S if _is_of_a_rank(error) else math.inf)
             raise
         self.close()
 
@@ -240,6 +252,10 @@ class CheckpointSaver:
                 self.on_saved(self.step)
         except OSError as error:
             self._give_up(error)
+        # Not Ctrl-C, behind which the save goes on.
+        except Exception as error:
+            self._abandon(error)
+            raise
 
     def _workers_have_written(self, wait: bool) -> bool:
         return all(group.checkpoint_written(wait) for group in self.groups.values())
@@ -260,16 +276,17 @@ class CheckpointSaver:
         self.poll(wait=True)
         if self._error is None:
             return
-        earlier = [step for step in saved_steps(self.run_dir) if step <= self.step]
-        left = "holds no other"
-        if earlier:
-            left = f"keeps the one of step {earlier[-1]}"
         # The error itself: what Ray hands on from a rank begins with the traceback there.
         reason = str(self._error).strip().splitlines()[-1]
         raise CheckpointError(
             f"the last checkpoint, of step {self.step}, was not saved ({limit_reached(reason)}); "
-            f"{self.run_dir} {left}: {reason}"
+            f"{self.run_dir} {self._what_is_left()}: {reason}"
         ) from self._error
+
+    def _what_is_left(self) -> str:
+        """Says, behind the name of the run's folder, which checkpoint it holds."""
+        earlier = [step for step in saved_steps(self.run_dir) if step <= self.step]
+        return f"keeps the one of step {earlier[-1]}" if earlier else "holds no other"
 
     def _give_up(self, error: OSError) -> None:
         logger.error(
@@ -279,11 +296,22 @@ class CheckpointSaver:
             error,
         )
         self._error = error
-        # The folder is removed when nobody writes to it any more.
-        for group in self.groups.values():
-            with suppress(OSError):
-                group.checkpoint_written(wait=True)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._abandon(error)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Gives up the save under way, so that its folder never gets a name, and removes it."""
+        folder = self._folder
         self._folder = None
         self._completion = None
+        # The folder is removed when nobody writes to it any more; dead ranks would never say so.
+        if not _is_of_a_rank(error) or isinstance(error, OSError):
+            for group in self.groups.values():
+                with suppress(Exception):
+                    group.checkpoint_written(wait=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_of_a_rank(error: BaseException) -> bool:
+    """Checks whether an error comes from a rank in another process, which may have died."""
+    return type(error).__module__.startswith("ray.")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from data.plain_pickles import reading_plainly
+from data.plain_state import kept_state
 from data.protocol import DataProto
 from training.run.data_position import DataPosition
 from training.run.step_source import GeneratedStep
@@ -162,9 +163,14 @@ def save_driver_state(folder: Path, state: DriverState) -> None:
 
     Raises:
         OSError: the disk is full, say.
+        CannotSave: an entry holds what `load_driver_state` would not read.
     """
     entries = {item.name: getattr(state, item.name) for item in fields(state)}
-    kept = {name: value for name, value in entries.items() if value is not None}
+    kept = {
+        name: kept_state(value, f"the run's state {name!r}")
+        for name, value in entries.items()
+        if value is not None
+    }
     # On a full disk torch itself would raise RuntimeError.
     buffer = io.BytesIO()
     torch.save(kept, buffer)

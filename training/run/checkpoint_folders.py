@@ -13,8 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.config.plain_files import read_plain_text
-from training.run.checkpoint_contents import CRITIC, DRIVER_STATE, LATEST, SAVED_STEPS
-from training.run.checkpoint_manifest import damage, take_from_manifest
+from training.run.checkpoint_contents import (
+    ACTOR,
+    CRITIC,
+    DRIVER_STATE,
+    LATEST,
+    SAVED_STEPS,
+    load_driver_state,
+)
+from training.run.checkpoint_manifest import damage, parts_left_out, take_from_manifest
 from training.run.checkpoint_names import (
     TEMPORARY,
     finish_name,
@@ -22,6 +29,7 @@ from training.run.checkpoint_names import (
     folder_of_step,
     remove_checkpoint,
     step_in,
+    step_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -57,7 +65,7 @@ def find_checkpoint(
         folder: the one to resume from, whatever the settings say.
     Raises:
         CannotResume: there is none with all that is needed, though there are checkpoints or were;
-            or the one that `resume_path` names is none, or damaged.
+            or the one that `resume_path` names is none, or damaged; or it has another step's name.
     What a kill left whole without its name gets it first.
     """
     named = folder
@@ -85,7 +93,25 @@ def _named_checkpoint(path: Path, needs: Sequence[str]) -> Path:
     problem = damage(path, needs)
     if problem is not None:
         raise CannotResume(f"trainer.resume_from_path={path} is damaged: {problem}")
+    _require_own_name(path)
     return path
+
+
+def _require_own_name(folder: Path) -> None:
+    """Raises CannotResume where a folder has another step's name, or its state cannot be read."""
+    name = re.fullmatch(r"global_step_(\d+)", folder.name)
+    try:
+        step = load_driver_state(folder).global_steps
+    except ValueError as error:
+        raise CannotResume(
+            f"{error}; an earlier checkpoint may be named by trainer.resume_mode=resume_path with "
+            "trainer.resume_from_path; trainer.resume_mode=disable starts anew"
+        ) from error
+    if name is not None and int(name[1]) != step:
+        raise CannotResume(
+            f"{folder} holds the checkpoint of step {step}, as its {DRIVER_STATE} says: call the "
+            f"folder global_step_{step} again, and have {LATEST} beside it name that step"
+        )
 
 
 def _latest_checkpoint(run_dir: Path, needs: Sequence[str]) -> Path | None:
@@ -106,13 +132,35 @@ def _latest_checkpoint(run_dir: Path, needs: Sequence[str]) -> Path | None:
         )
     for step in reversed(steps):
         folder = folder_of_step(run_dir, step)
-        problem = damage(folder, needs)
+        # Without the actor it is none.
+        left_out = parts_left_out(folder, [name for name in needs if name != ACTOR])
+        problem = damage(folder, [name for name in needs if name not in left_out])
+        if problem is None and left_out:
+            raise CannotResume(_without_parts(folder, left_out, fitting))
         if problem is None:
+            _require_own_name(folder)
             return folder
         logger.error("%s is damaged (%s) and left out; the one before it is taken", folder, problem)
     raise CannotResume(
         f"every checkpoint in {run_dir} is damaged; trainer.resume_mode=disable starts anew"
     )
+
+
+def _without_parts(folder: Path, left_out: Sequence[str], fitting: Sequence[int]) -> str:
+    """Says that the checkpoint to go on from lacks what this run needs, and the ways out."""
+    earlier = [step for step in fitting if step < step_of(folder)]
+    text = (
+        f"{folder} holds no {', '.join(left_out)}, which this run needs: go on with the "
+        "settings that it was saved with (algorithm.adv_estimator, for one), or have what is "
+        "missing start anew with trainer.resume_with_changes=true"
+    )
+    if earlier:
+        before = folder_of_step(folder.parent, earlier[-1])
+        text += (
+            "; trainer.resume_mode=resume_path with "
+            f"trainer.resume_from_path={before} gives the steps behind it up"
+        )
+    return text
 
 
 def _steps_of_this_run(run_dir: Path) -> list[int]:

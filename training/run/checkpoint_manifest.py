@@ -66,6 +66,19 @@ def damage(folder: Path, needs: Sequence[str] = (), *, read: Sequence[str] = (""
     return None
 
 
+def parts_left_out(folder: Path, needs: Sequence[str]) -> list[str]:
+    """Lists which of the workers' folders a checkpoint was saved, or pruned, without.
+
+    None of them where the manifest cannot be read: `damage` says so.
+    """
+    try:
+        files = json.loads(read_plain_text(folder / MANIFEST))
+        listed = {name.split("/")[0] for name in files}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return []
+    return [name for name in needs if name not in listed and not (folder / name).exists()]
+
+
 def _has_changed(folder: Path, name: str, written: Any) -> bool:
     """Compares a file with its entry in the manifest.
 

@@ -105,6 +105,19 @@ def settings_of_step(run_dir: Path, step: int | None) -> dict[str, Any] | None:
     return settings if isinstance(settings, dict) else None
 
 
+def changes_since(run_dir: Path, step: int, config: PPOConfig) -> Changes:
+    """Returns the settings that differ from those that a step of a run was made with.
+
+    A file that is not there, or cannot be read, tells of none.
+    """
+    path = config_of_step(run_dir, step)
+    try:
+        before = read_plain_text(path, errors="replace")
+    except OSError:
+        return {}
+    return _changes(path, before, to_yaml(config))
+
+
 def changes_before_step(run_dir: Path, step: int | None) -> dict[int, Changes]:
     """Returns what resumes had changed when a step was made, by the last step before each change.
 

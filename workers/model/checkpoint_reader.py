@@ -38,6 +38,10 @@ ALLOWED_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
+class DoesNotFit(FileNotFoundError, ValueError):
+    """Reports a part of a checkpoint that this model or optimiser cannot go on from."""
+
+
 class SafeReader(dcp.FileSystemReader):
     """Reads a folder's tensors; refuses what could run code."""
 

@@ -12,6 +12,7 @@ checkpoint is waited for.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from threading import Event
 
@@ -77,12 +78,16 @@ class CheckpointWriter:
             return True
         if not wait and not self._written.done():
             return False
+        # Where Ctrl-C interrupts this, it is asked again.
+        wait_for([self._written])
         written = self._written
         self._written = None
         try:
             written.result()
-        # torch's own writer raises RuntimeError.
-        except (CheckpointException, OSError, RuntimeError) as error:
+        except MemoryError:
+            raise
+        # torch's own writer raises RuntimeError, a tokenizer's whatever it likes.
+        except (CheckpointException, Exception) as error:
             raise OSError(f"the checkpoint could not be written: {_causes(error)}") from None
         return True
 
@@ -112,7 +117,9 @@ class CheckpointWriter:
 def _causes(error: BaseException) -> str:
     """Describes an error; one of several ranks by each rank's own."""
     if not isinstance(error, CheckpointException):
-        return str(_first_cause(error))
+        cause = _first_cause(error)
+        is_plain = isinstance(cause, OSError | RuntimeError)
+        return str(cause) if is_plain else f"{type(cause).__name__}: {cause}"
     failures = sorted(error.failures.items())
     return "; ".join(f"rank {rank}: {_first_cause(failure[0])}" for rank, failure in failures)
 

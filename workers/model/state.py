@@ -33,8 +33,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from data.disk_errors import as_os_errors
+from data.plain_state import CannotSave
 from training.config.plain_files import read_plain_text
-from workers.model.checkpoint_reader import SafeReader, load_tensors
+from workers.model.checkpoint_reader import DoesNotFit, SafeReader, load_tensors
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.language_part import whole_model_of
 from workers.model.lora import adapter_export, whole_weights, write_adapter_settings
@@ -85,24 +86,27 @@ def save(
     writer.start(tensors_by_folder, write_others if rank() == 0 else [])
 
 
-def load(folder: Path, state: State, contents: Collection[str]) -> None:
+def load(
+    folder: Path, state: State, contents: Collection[str], *, other_optimizer: bool = False
+) -> None:
     """Reads the parts in `contents` into the live objects, in place.
 
+    Args:
+        other_optimizer: an optimiser that the saved state does not fit begins with none.
     Raises:
-        FileNotFoundError: naming the part that this checkpoint does not hold.
-        ValueError: it was saved by another model.
+        DoesNotFit: it does not hold a part, or was saved by another model or optimiser.
     """
     module, optimizer, scheduler = state
     for part, name in PARTS.items():
         if part in contents and not (folder / name).exists():
-            raise FileNotFoundError(
+            raise DoesNotFit(
                 f"{folder} holds no '{part}': it was saved without; take it out of "
                 "checkpoint.load_contents to go on without it"
             )
     if "model" in contents:
         _load_tensors(model_tensors(module), folder / PARTS["model"])
     if "optimizer" in contents:
-        _load_optimizer(module, optimizer, folder / PARTS["optimizer"])
+        _load_fitting_optimizer(module, optimizer, folder / PARTS["optimizer"], other_optimizer)
     if "extra" in contents:
         _load_scheduler(scheduler, folder)
 
@@ -139,6 +143,25 @@ def _place_of_schedule(file: Path) -> dict[str, Any]:
     return dict(place)
 
 
+def _load_fitting_optimizer(
+    module: nn.Module, optimizer: Optimizer, folder: Path, may_be_other: bool
+) -> None:
+    """Reads the optimiser's state; one that it does not fit begins with none, or is refused."""
+    kind = type(optimizer).__name__
+    try:
+        _load_optimizer(module, optimizer, folder)
+    except DoesNotFit:
+        optimizer.state.clear()
+        if not may_be_other:
+            raise
+        if rank() == 0:
+            logger.warning(
+                "%s is of another optimizer than %s, which begins with a state of its own",
+                folder,
+                kind,
+            )
+
+
 def _load_optimizer(module: nn.Module, optimizer: Optimizer, folder: Path) -> None:
     """Reads the optimiser's state; none, if it was saved before its first step."""
     if not SafeReader(folder).read_metadata().state_dict_metadata:
@@ -164,7 +187,7 @@ def _load_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
     """Reads into `tensors`, in place.
 
     Raises:
-        ValueError: the checkpoint's names or shapes are not exactly theirs.
+        DoesNotFit: the checkpoint's names or shapes are not exactly theirs.
     """
     reader = SafeReader(folder)
     require_fit(reader, {name: tensor.shape for name, tensor in tensors.items()})
@@ -172,7 +195,7 @@ def _load_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def require_fit(reader: SafeReader, wanted: Mapping[str, torch.Size]) -> None:
-    """Raises ValueError where a checkpoint's names or shapes are not exactly those wanted."""
+    """Raises DoesNotFit where a checkpoint's names or shapes are not exactly those wanted."""
     entries = reader.read_metadata().state_dict_metadata
     saved = {name: entry.size for name, entry in entries.items()}
     if saved != wanted:
@@ -181,8 +204,9 @@ def require_fit(reader: SafeReader, wanted: Mapping[str, torch.Size]) -> None:
         examples = ", ".join(
             f"{name} ({saved.get(name)} saved, {wanted.get(name)} wanted)" for name in names[:3]
         )
-        raise ValueError(
-            f"{reader.path} was saved by another model: {len(names)} tensors differ, such as "
+        saver = "optimizer" if Path(reader.path).name == PARTS["optimizer"] else "model"
+        raise DoesNotFit(
+            f"{reader.path} was saved by another {saver}: {len(names)} tensors differ, such as "
             f"{examples}"
         )
 
@@ -207,7 +231,26 @@ def optimizer_tensors(module: nn.Module, optimizer: Optimizer) -> dict[str, Tens
     # To ask for what is not there would make it, by a step with nothing learnt that AdamW counts.
     if not optimizer.state:
         return {}
-    return _tensors_of(dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT))
+    try:
+        return _tensors_of(dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT))
+    # It flattens numbers and tensors alone.
+    except NotImplementedError as error:
+        raise CannotSave(
+            f"{type(optimizer).__name__} keeps {_unsaved_entry(module, optimizer)}: a "
+            "checkpoint keeps an optimizer's tensors; make it one, or leave optimizer out of "
+            "checkpoint.save_contents"
+        ) from error
+
+
+def _unsaved_entry(module: nn.Module, optimizer: Optimizer) -> str:
+    """Names an entry of the optimiser's state that is neither tensor nor number."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if not isinstance(value, Tensor | int | float | dict):
+                name = names.get(parameter, "a parameter")
+                return f"{key!r} of {name} as a {type(value).__name__}"
+    return "what is neither a tensor nor a number"
 
 
 def _tensors_of(entries: Mapping[str, Any]) -> dict[str, Tensor]:
