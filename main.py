@@ -26,6 +26,7 @@ try:
     from training.modes import chosen_mode, describe_missing_mode, run_mode, starters
     from training.run.exit_codes import MEND, OUT_OF_MEMORY
     from training.run.out_of_memory import MemoryKills, ran_out_of_memory
+    from training.run.own_process import exits_told
     from training.run.signals import (
         EndingSignals,
         end_at_signals,
@@ -57,7 +58,8 @@ def main(argv: list[str]) -> int:
     signals = EndingSignals()
     signals.install()
     try:
-        return run(argv, signals)
+        with exits_told():
+            return run(argv, signals)
     except FeatureError as error:
         print(error, file=sys.stderr)
         return 2

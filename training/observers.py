@@ -34,6 +34,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data.protocol import DataProto
 from training.config import PPOConfig
+from training.run.own_process import one_process
 
 logger = logging.getLogger(__name__)
 
@@ -372,7 +373,8 @@ class Observers:
     def _costing_itself(self, name: str) -> Iterator[None]:
         """Switches the observer off where the block raises, and says so."""
         try:
-            yield
+            with one_process(f"observer {name}"):
+                yield
         except PASSED_ON:
             raise
         # Also what is no Exception: sys.exit(), a cancelled task, a panic of a library in Rust.

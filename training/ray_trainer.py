@@ -69,6 +69,7 @@ from training.run.dumps import dump
 from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.step_metrics import compute_step_metrics
 from training.run.metrics.textless_ids import textless_ids
+from training.run.own_process import one_process
 from training.run.ray_cluster import ray_cluster
 from training.run.recorded_config import record_config
 from training.run.roles import (
@@ -289,13 +290,15 @@ class PPOTrainer:
             self._end_step()
             with self.saver.ends_saves(lambda: None if self.in_step else self.snapshot):
                 for step in self.training_batches():
-                    metrics = self.train_step(step)
+                    with one_process("code that ran in a step"):
+                        metrics = self.train_step(step)
                     if self._validates_now():
                         metrics |= self._validate()
                     if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
                     self.observers.step_logged(metrics)
-                    self.on_step(metrics)
+                    with one_process("on_step"):
+                        self.on_step(metrics)
                     self.saver.poll()
                     self._end_step()
                     self.observers.stop_if_asked()
@@ -312,7 +315,8 @@ class PPOTrainer:
 
     def _validate(self) -> Metrics:
         """Validates, and tells observers."""
-        metrics = self.validate()
+        with one_process("code that ran in validation"):
+            metrics = self.validate()
         self.observers.validated(self.global_steps, metrics, self.val_generations)
         return metrics
 
@@ -320,7 +324,8 @@ class PPOTrainer:
         """Yields one step at a time, to be generated or under way; `global_steps` counts it."""
         while self.global_steps < self.total_training_steps:
             number = self.global_steps + 1
-            step = self.step_source.next_step(number, self.total_training_steps)
+            with one_process("code that gives the data's rows"):
+                step = self.step_source.next_step(number, self.total_training_steps)
             self.global_steps = number
             WATCHDOG.step = number
             yield step

@@ -30,6 +30,7 @@ from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
 from training.config.resources.rewards import registers_manager_alone
 from training.config.side_services import side_services
+from training.run.own_process import one_process
 
 RewardFunction = Callable[..., Any]
 RewardInfos = dict[str, list[Any]]
@@ -100,10 +101,11 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
     is_real = real_rows(data)
     if not is_real.all():
         return compute_reward_of_rows(data, reward_fn, is_real)
-    if takes_keyword(reward_fn, "return_dict"):
-        result = reward_fn(data, return_dict=True)
-    else:
-        result = reward_fn(data)
+    with one_process("the reward function"):
+        if takes_keyword(reward_fn, "return_dict"):
+            result = reward_fn(data, return_dict=True)
+        else:
+            result = reward_fn(data)
     if not isinstance(result, Mapping):
         result = {"reward_tensor": result}
     if "reward_tensor" not in result:

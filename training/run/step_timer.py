@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from data.watchdog import WATCHDOG, beat
+from training.run.own_process import one_process
 
 
 class StepTimer:
     """Measures seconds per named section of a step: `with timer("gen"): ...`.
 
     A section that comes twice adds up. The watchdog takes it for the place where the run is, and
-    an error leaves it so.
+    an error leaves it so. A child that code in a section forked ends where the section does.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,8 @@ class StepTimer:
         outer = WATCHDOG.place
         WATCHDOG.place = name
         beat(f"{name} began")
-        yield
+        with one_process(f"code that ran in the step's {name!r}"):
+            yield
         WATCHDOG.place = outer
         elapsed = time.perf_counter() - start
         self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
