@@ -7,6 +7,7 @@ step ends the run with one line, as lack of memory does; `--debug` shows the tra
 """
 
 import atexit
+import io
 import logging
 import os
 import sys
@@ -70,6 +71,9 @@ def main(argv: list[str]) -> int:
 
 def run(argv: list[str], signals: EndingSignals) -> int:
     """Does as a mode says, or reads the config and explains it or trains; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal has not must not end a run.
+        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # A line for each request; the addresses of programs' requests are secret.
     for client in ("httpx", "httpx2"):

@@ -32,6 +32,7 @@ from data.prompt_rows import PromptCollator
 from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
 from data.seeds import sample_ids, step_info
+from data.texts import with_printable_names
 from data.watchdog import WATCHDOG
 from training.advantage import apply_kl_penalty as apply_kl_penalty
 from training.advantage import compute_advantage as compute_advantage
@@ -316,7 +317,7 @@ class PPOTrainer:
     def _validate(self) -> Metrics:
         """Validates, and tells observers."""
         with one_process("code that ran in validation"):
-            metrics = self.validate()
+            metrics = with_printable_names(self.validate())
         self.observers.validated(self.global_steps, metrics, self.val_generations)
         return metrics
 
@@ -374,7 +375,7 @@ class PPOTrainer:
         dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.row_stream.learn(batch)
         self.on_batch(batch)
-        metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
+        metrics = with_printable_names(read_mismatch(metrics) | self._step_metrics(batch, timer))
         report = StepReport(
             step=self.global_steps,
             batch=batch,
