@@ -20,6 +20,7 @@ from training.features import FeatureError
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 try:
+    from data.own_process import exits_told
     from data.watchdog import WATCHDOG, watching
     from training.config import PPOConfig
     from training.config.explain import explain_run, explain_values
@@ -27,7 +28,6 @@ try:
     from training.modes import chosen_mode, describe_missing_mode, run_mode, starters
     from training.run.exit_codes import MEND, OUT_OF_MEMORY
     from training.run.out_of_memory import MemoryKills, ran_out_of_memory
-    from training.run.own_process import exits_told
     from training.run.signals import (
         EndingSignals,
         end_at_signals,

@@ -32,10 +32,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from data.own_process import one_process
 from data.protocol import DataProto
 from data.texts import printable, text_of, with_printable_names
 from training.config import PPOConfig
-from training.run.own_process import one_process
 
 logger = logging.getLogger(__name__)
 
@@ -405,7 +405,7 @@ def _cause_kept() -> Iterator[None]:
 
 @contextmanager
 def _checked_notices(notices: list[Notice]) -> Iterator[None]:
-    """Checks what an observer appends in the block; where one is no Notice, or it raises, nothing is appended.
+    """Checks what an observer appends in the block; if it raises, or one is no Notice, none stays.
 
     Raises:
         TypeError: one is no Notice, or its parts are no texts.

@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from custom.reward_managers.unscored import UNSCORED
 from data.batch_fields import GIVEN_FIELDS
 from data.own_names import keep_own
+from data.own_process import one_process
 from data.prompt_rows import PromptCollator
 from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
@@ -70,7 +71,6 @@ from training.run.dumps import dump
 from training.run.metrics.model_metrics import take_model_metrics
 from training.run.metrics.step_metrics import compute_step_metrics
 from training.run.metrics.textless_ids import textless_ids
-from training.run.own_process import one_process
 from training.run.ray_cluster import ray_cluster
 from training.run.recorded_config import record_config
 from training.run.roles import (

@@ -26,13 +26,13 @@ from custom.reward_managers.unscored import UNSCORED
 from data.loading import load_extern_object
 from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.own_names import keep_own
+from data.own_process import one_process
 from data.protocol import DataProto
 from data.texts import printable
 from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
 from training.config.resources.rewards import registers_manager_alone
 from training.config.side_services import side_services
-from training.run.own_process import one_process
 
 RewardFunction = Callable[..., Any]
 RewardInfos = dict[str, list[Any]]
@@ -193,8 +193,8 @@ def _check_infos(infos: Mapping[str, Any], batch_size: int) -> RewardInfos:
     for given_name, values in infos.items():
         if not isinstance(given_name, str):
             raise BadRewardFunction(
-                f"the reward function's reward_extra_info has the key {shown(given_name)}; allowed: "
-                "a text, which names the values"
+                f"the reward function's reward_extra_info has the key {shown(given_name)}; "
+                "allowed: a text, which names the values"
             )
         name = printable(given_name)
         if isinstance(values, Tensor | np.ndarray):

@@ -16,13 +16,13 @@ from types import FrameType
 from typing import Any
 
 from custom.confine import adopt_orphans, die_with_parent
+from data.own_process import ENDED_EARLY
 from data.watchdog import ATTEMPT, STALLED, end_children
 from features.supervisor.settings import SupervisorSettings
 from training.config import PPOConfig
 from training.features import features
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
 from training.run.out_of_memory import MemoryKills
-from training.run.own_process import ENDED_EARLY
 from training.run.run_lock import was_left
 from training.run.signals import ENDING_SIGNALS, set_handlers
 

@@ -12,7 +12,7 @@ from tests.conftest import PROJECT
 
 EXITS = """
 import os
-from training.run.own_process import exits_told
+from data.own_process import exits_told
 import users
 with exits_told():
     users.leave({status})

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from data.own_process import one_process
 from data.watchdog import WATCHDOG, beat
-from training.run.own_process import one_process
 
 
 class StepTimer:
