@@ -21,6 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 try:
     from data.own_process import exits_told
+    from data.texts import text_of
     from data.watchdog import WATCHDOG, watching
     from training.config import PPOConfig
     from training.config.explain import explain_run, explain_values
@@ -126,7 +127,7 @@ def run_in_mode(mode: str, words: list[str], signals: EndingSignals, *, debug: b
     except (ValueError, OSError, ImportError) as error:
         if debug:
             raise
-        print(f"{type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
+        print(f"{type(error).__name__}: {text_of(error)}; --debug shows where", file=sys.stderr)
         return 1
 
 
@@ -280,7 +281,7 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
     """
     cause = cause_of(error)
     kind = "MemoryError" if isinstance(cause, MemoryError) else type(cause).__name__
-    message = " ".join(f"{kind}: {cause}".split())
+    message = " ".join(f"{kind}: {text_of(cause)}".split())
     text = "; ".join([*getattr(error, "__notes__", ()), message])
     if ran_out_of_memory(text):
         budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu

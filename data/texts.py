@@ -4,7 +4,7 @@ Invariant: nothing here raises, whatever it is given: a lone surrogate, which no
 an exception that cannot say what it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -23,10 +23,14 @@ def with_printable_names(values: Mapping[str, Value]) -> dict[str, Value]:
     return {printable(str(name)): value for name, value in values.items()}
 
 
-def text_of(error: BaseException) -> str:
-    """Returns what `str(error)` says, also where the error's own __str__ fails or gives no text."""
+def text_of(error: BaseException, show: Callable[[object], str] = str) -> str:
+    """Returns what `str(error)`, or repr, says, also where the error's own method for that fails.
+
+    Args:
+        show: str or repr.
+    """
     try:
-        return printable(str(error))
+        return printable(show(error))
     # Another way to end, such as sys.exit(), would be code of a user's that ends ours.
     except BaseException as broken:
-        return f"(its __str__ raised {type(broken).__name__})"
+        return f"(its __{show.__name__}__ raised {type(broken).__name__})"

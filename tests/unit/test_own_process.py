@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from data.disk_errors import as_os_errors
+from data.texts import text_of
 from tests.conftest import PROJECT
 
 EXITS = """
@@ -101,3 +103,29 @@ def test_a_child_that_users_code_forks_does_not_go_on_with_the_run(
     assert done.returncode == 0, done.stderr
     assert done.stdout == "begins\ngoes on\n"
     assert done.stderr.count("its child returned into the run") == 1, done.stderr
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Leaves(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+
+class Numbered(Exception):
+    def __str__(self) -> str:
+        return 5  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", [Mute, Leaves, Numbered])
+def test_an_error_that_cannot_say_what_it_is_has_a_sentence(kind: type[Exception]) -> None:
+    assert text_of(kind()).startswith("(its __str__ raised ")
+    assert text_of(ValueError("a\ud800")) == "a?"
+    assert text_of(KeyError("x"), repr) == "KeyError('x')"
+    with pytest.raises(kind), as_os_errors(Path("x")):
+        raise kind

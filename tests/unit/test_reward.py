@@ -687,6 +687,10 @@ def test_prime_wants_a_function_that_a_process_can_find(tokenizer):
         ("raise TimeoutError('the server is down')", "the server is down"),
         ("raise SystemExit(1)", "SystemExit"),
         (
+            "class Mute(Exception):\n        def __repr__(self): raise KeyError\n    raise Mute",
+            "its __repr__ raised KeyError",
+        ),
+        (
             "class Bad(Exception):\n"
             "        def __init__(self, a, b): super().__init__(a)\n"
             "    raise Bad('odd', 2)",

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from data.own_process import one_process
+from data.process_globals import drop_error_filters
+from data.warn_once import warn_first
 from data.watchdog import WATCHDOG, beat
 
 
@@ -24,6 +26,14 @@ class StepTimer:
         outer = WATCHDOG.place
         WATCHDOG.place = name
         beat(f"{name} began")
+        if drop_error_filters():
+            warn_first(
+                __name__,
+                "warnings.filters",
+                'code of yours has set warnings.simplefilter("error"), or the like, for the whole '
+                "process: it is taken back, as what torch warns of would end the run; use "
+                "warnings.catch_warnings() around your own lines",
+            )
         with one_process(f"code that ran in the step's {name!r}"):
             yield
         WATCHDOG.place = outer
