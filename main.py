@@ -7,6 +7,7 @@ step ends the run with one line, as lack of memory does; `--debug` shows the tra
 """
 
 import atexit
+import io
 import logging
 import os
 import sys
@@ -19,6 +20,8 @@ from training.features import FeatureError
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 try:
+    from data.own_process import exits_told
+    from data.texts import text_of
     from data.watchdog import WATCHDOG, watching
     from training.config import PPOConfig
     from training.config.explain import explain_run, explain_values
@@ -57,7 +60,8 @@ def main(argv: list[str]) -> int:
     signals = EndingSignals()
     signals.install()
     try:
-        return run(argv, signals)
+        with exits_told():
+            return run(argv, signals)
     except FeatureError as error:
         print(error, file=sys.stderr)
         return 2
@@ -68,6 +72,9 @@ def main(argv: list[str]) -> int:
 
 def run(argv: list[str], signals: EndingSignals) -> int:
     """Does as a mode says, or reads the config and explains it or trains; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal has not must not end a run.
+        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # A line for each request; the addresses of programs' requests are secret.
     for client in ("httpx", "httpx2"):
@@ -120,7 +127,7 @@ def run_in_mode(mode: str, words: list[str], signals: EndingSignals, *, debug: b
     except (ValueError, OSError, ImportError) as error:
         if debug:
             raise
-        print(f"{type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
+        print(f"{type(error).__name__}: {text_of(error)}; --debug shows where", file=sys.stderr)
         return 1
 
 
@@ -275,7 +282,7 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
     """
     cause = cause_of(error)
     kind = "MemoryError" if isinstance(cause, MemoryError) else type(cause).__name__
-    message = " ".join(f"{kind}: {cause}".split())
+    message = " ".join(f"{kind}: {text_of(cause)}".split())
     text = "; ".join([*getattr(error, "__notes__", ()), message])
     if ran_out_of_memory(text):
         budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu

@@ -19,6 +19,7 @@ import numpy as np
 from custom.env import ROLES, BadEnvironment, Message, Observation, StepResult, Task
 from custom.own_generators import OwnGenerators
 from data.loading import is_users_file
+from data.texts import printable
 
 # Stands where the middle of a text was left out.
 LEFT_OUT = " characters or more left out …]"
@@ -171,7 +172,7 @@ def check_observation(
     Messages share `max_chars` equally, and keep the keys that chat templates read.
     """
     if isinstance(observation, str):
-        return cut_middle(_encodable(observation), max_chars)
+        return cut_middle(printable(observation), max_chars)
     if not isinstance(observation, list) or not all(map(_is_message, observation)):
         raise BadEnvironment(
             f"{where} returned the observation {shown(observation)}; allowed: a string, or a list "
@@ -209,9 +210,9 @@ def _check_message(message: dict[str, Any], max_chars: int) -> Message:
     for key in MESSAGE_KEYS:
         text = message.get(key)
         if key == "content":
-            checked[key] = cut_middle(_encodable(message[key]), max_chars)
+            checked[key] = cut_middle(printable(message[key]), max_chars)
         elif isinstance(text, str):
-            checked[key] = _encodable(text[:MAX_NAME_CHARS])
+            checked[key] = printable(text[:MAX_NAME_CHARS])
     return checked
 
 
@@ -241,14 +242,6 @@ def check_done(done: Any, where: str) -> bool:
         f"{where} returned done={shown(done)}; allowed: True or False; a step returns observation, "
         "reward, done, info in this order"
     )
-
-
-def _encodable(text: str) -> str:
-    """Replaces each lone surrogate, which no tokenizer takes, by a question mark."""
-    if text.isascii():
-        # The text is of a subclass, such as numpy's strings.
-        return str(text)
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def cut_middle(text: str, max_chars: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from custom.env import BadEnvironment
 from data.brought import brought, folder_without
 from data.loading import load_object
+from data.texts import text_of
 
 # Characters of what a library raised that are shown.
 MAX_REASON_CHARS = 500
@@ -111,7 +112,7 @@ def _make_of_library(library: str, source: str, kwargs: dict[str, Any]) -> Any:
         raise
     # Each library raises in its own way over what it lacks.
     except Exception as error:
-        on_one_line = " ".join(f"{type(error).__name__}: {error}".split())
+        on_one_line = " ".join(f"{type(error).__name__}: {text_of(error)}".split())
         reason = on_one_line[:MAX_REASON_CHARS]
         raise ValueError(f"{source} cannot be made with {kwargs}: {reason}") from error
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from data.texts import text_of
+
 # How libraries in Rust, such as tokenizers and safetensors, end the text of such an error.
 NUMBERED = re.compile(r"\(os error (\d+)\)")
 FILE_TOO_LARGE = os.strerror(errno.EFBIG)
@@ -27,7 +29,7 @@ def as_os_errors(path: Path) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        found = NUMBERED.search(str(error))
+        found = NUMBERED.search(text_of(error))
         if found is None:
             raise
         number = int(found[1])

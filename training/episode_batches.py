@@ -15,6 +15,7 @@ from data.array_ops import object_array
 from data.batch_fields import GIVEN_FIELDS
 from data.own_names import keep_own
 from data.protocol import DataProto
+from data.texts import text_of
 from training.run.data_position import Rows
 from training.run.metrics.episode_metrics import episode_metrics
 from workers.multi_turn_rollout import SyncMultiTurnRollout
@@ -98,7 +99,7 @@ def close_environments(rollout: Any) -> None:
             call_method(rollout, "close")
         # A worker may be gone.
         except Exception as error:
-            logger.warning("environments were not closed: %s", error)
+            logger.warning("environments were not closed: %s", text_of(error))
 
     # Workers that are busy, or gone, close nothing; their environments then end with them.
     closing = threading.Thread(target=close, daemon=True)

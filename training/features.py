@@ -26,6 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from data.texts import text_of
+
 FOLDER = Path(__file__).resolve().parents[1] / "features"
 # What features/ held when scripts/feature_index.py was last run.
 INDEX = Path(__file__).with_name("feature_index.yaml")
@@ -177,14 +179,14 @@ def _read(file: Path) -> Feature:
 
 
 @contextmanager
-def _told_as(what: str) -> Iterator[None]:
-    """Tells in a sentence what an import in the block raises, whatever it is.
+def _told_as(what: str, how: str = "cannot be imported") -> Iterator[None]:
+    """Tells in a sentence what an import, or a call, in the block raises, whatever it is.
 
     A module that ends the program as it is imported, by `sys.exit()`, would end a run as if it had
     been made.
 
     Raises:
-        FeatureError: it cannot be imported.
+        FeatureError: it cannot be imported, or the call fails.
     """
     try:
         yield
@@ -192,8 +194,8 @@ def _told_as(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise FeatureError(
-            f"{what} cannot be imported: {type(error).__name__}: {error}; mend it, or take the "
-            "folder away"
+            f"{what} {how}: {type(error).__name__}: {text_of(error)}; mend it, or take the folder "
+            "away"
         ) from error
 
 
@@ -288,11 +290,39 @@ def brought(attribute: str) -> Iterator[Any]:
     Raises:
         FeatureError: it cannot be imported.
     """
+    for _, found in _brought_by(attribute):
+        yield found
+
+
+def _brought_by(attribute: str) -> Iterator[tuple[str, Any]]:
+    """Yields what each feature names under this attribute, behind how sentences call that."""
     for feature, place in named(attribute):
         module, _, name = place.partition(":")
-        with _told_as(f"{attribute}={place!r} of {folder_of(feature)}/feature.py"):
+        what = f"{attribute}={place!r} of {folder_of(feature)}/feature.py"
+        with _told_as(what):
             found = getattr(importlib.import_module(module), name)
-        yield found
+        yield what, found
+
+
+def answers(attribute: str, *arguments: Any) -> Iterator[str]:
+    """Calls what each feature names under this attribute; yields the sentences that they return.
+
+    Raises:
+        FeatureError: it cannot be imported, raises, or returns anything but a list of texts.
+    """
+    for what, function in _brought_by(attribute):
+        with _told_as(what, "failed"):
+            answer = function(*arguments)
+            sentences = [answer] if isinstance(answer, str) else list(answer)
+        if isinstance(answer, str):
+            raise FeatureError(f"{what} returned the text {answer!r}; return a list: [{answer!r}]")
+        for sentence in sentences:
+            if not isinstance(sentence, str):
+                raise FeatureError(
+                    f"{what} returned a list with {sentence!r}, a {type(sentence).__name__}; each "
+                    "entry is a text, and nothing wrong is an empty list"
+                )
+        yield from sentences
 
 
 def files(attribute: str) -> Iterator[Path]:

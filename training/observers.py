@@ -31,8 +31,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from data.own_process import one_process
 from data.plain_state import plain_copy
 from data.protocol import DataProto
+from data.texts import printable, text_of, with_printable_names
 from training.config import PPOConfig
 
 logger = logging.getLogger(__name__)
@@ -255,7 +257,7 @@ class Observers:
 
     def summaries(self) -> list[str]:
         """Returns what is printed behind a run that came to its end."""
-        texts = self._tell(lambda observer: observer.summary())
+        texts = self._tell(lambda observer: _summary_text(observer.summary()))
         return [text for text in texts.values() if text]
 
     def closed(self) -> None:
@@ -306,7 +308,8 @@ class Observers:
             with self._costing_itself(name):
                 # Each has a copy of its own, so that what it writes there reaches nobody.
                 there = {**report.metrics, **added}
-                own = observer.step_made(replace(report, metrics=dict(there))) or {}
+                with _checked_notices(report.notices):
+                    own = observer.step_made(replace(report, metrics=dict(there))) or {}
                 added |= _new_metrics(own, there)
         return added
 
@@ -370,7 +373,8 @@ class Observers:
     def _costing_itself(self, name: str) -> Iterator[None]:
         """Switches the observer off where the block raises, and says so."""
         try:
-            yield
+            with one_process(f"observer {name}"):
+                yield
         except PASSED_ON:
             raise
         # Also what is no Exception: sys.exit(), a cancelled task, a panic of a library in Rust.
@@ -382,7 +386,7 @@ class Observers:
                     "observer %s is off, the run goes on without it: %s: %s",
                     name,
                     type(error).__name__,
-                    error,
+                    text_of(error),
                     exc_info=True,
                 )
             self.off.add(name)
@@ -397,6 +401,44 @@ def _cause_kept() -> Iterator[None]:
         logger.exception("an observer failed as the run ended")
 
 
+@contextmanager
+def _checked_notices(notices: list[Notice]) -> Iterator[None]:
+    """Checks what an observer appends in the block; if it raises, or one is no Notice, none stays.
+
+    Raises:
+        TypeError: one is no Notice, or its parts are no texts.
+    """
+    before = list(notices)
+    added: list[Notice] = []
+    try:
+        yield
+        added = notices[len(before) :]
+    finally:
+        # Those of earlier observers are theirs.
+        notices[:] = before
+    notices += [_checked_notice(notice) for notice in added]
+
+
+def _checked_notice(notice: Any) -> Notice:
+    """Returns a notice whose texts can be written; raises TypeError where it is none."""
+    if isinstance(notice, Notice):
+        name, text, view = notice
+        if isinstance(name, str) and isinstance(text, str) and isinstance(view, str | None):
+            shown = None if view is None else printable(view)
+            return Notice(name=printable(name), text=printable(text), view=shown)
+    raise TypeError(
+        f"step_made appended {notice!r} to the report's notices: append Notice(name, text) of two "
+        "texts, or Notice(name, text, view)"
+    )
+
+
+def _summary_text(answer: Any) -> str:
+    """Returns a summary as it can be printed; raises TypeError where it is no text."""
+    if isinstance(answer, str):
+        return printable(answer)
+    raise TypeError(f"summary returned {answer!r}, a {type(answer).__name__}: return a text")
+
+
 def _new_metrics(own: Mapping[str, float], there: Mapping[str, float]) -> Metrics:
     """Returns an observer's metrics as numbers.
 
@@ -406,6 +448,7 @@ def _new_metrics(own: Mapping[str, float], there: Mapping[str, float]) -> Metric
     nameless = [name for name in own if not isinstance(name, str)]
     if nameless:
         raise TypeError(f"step_made returned a metric named {nameless[0]!r}, which is no text")
+    own = with_printable_names(own)
     taken = [name for name in own if name in there]
     if taken:
         raise ValueError(
@@ -426,7 +469,7 @@ def _stop_request(answer: Any) -> StopRequest | None:
     if isinstance(answer, tuple) and len(answer) == 2:
         reason, exit_code = answer
         if isinstance(reason, str) and type(exit_code) is int:
-            return StopRequest(reason, exit_code)
+            return StopRequest(printable(reason), exit_code)
     raise TypeError(
         f"wants_to_stop returned {answer!r}: return StopRequest(reason, exit_code), or None"
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import training.observers
 from data.loading import load_object
+from data.texts import text_of
 from training.config.loader import ConfigError
 from training.features import features
 from training.observers import ObservedRun, Observer, Observers
@@ -93,7 +94,7 @@ def _of_user(source: str, run: ObservedRun) -> tuple[str, Observer]:
     except BaseException as error:
         # Asked for by name: the run is not begun without it.
         raise ConfigError(
-            [f"{KEY}={source} cannot be made: {type(error).__name__}: {error}"]
+            [f"{KEY}={source} cannot be made: {type(error).__name__}: {text_of(error)}"]
         ) from error
 
 

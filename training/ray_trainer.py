@@ -28,11 +28,13 @@ from transformers import PreTrainedTokenizerBase
 from custom.reward_managers.unscored import UNSCORED
 from data.batch_fields import GIVEN_FIELDS
 from data.own_names import keep_own
+from data.own_process import one_process
 from data.plain_state import kept_state
 from data.prompt_rows import PromptCollator
 from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
 from data.seeds import sample_ids, step_info
+from data.texts import with_printable_names
 from data.watchdog import WATCHDOG
 from training.advantage import apply_kl_penalty as apply_kl_penalty
 from training.advantage import compute_advantage as compute_advantage
@@ -291,13 +293,15 @@ class PPOTrainer:
             self._end_step()
             with self.saver.ends_saves(lambda: None if self.in_step else self.snapshot):
                 for step in self.training_batches():
-                    metrics = self.train_step(step)
+                    with one_process("code that ran in a step"):
+                        metrics = self.train_step(step)
                     if self._validates_now():
                         metrics |= self._validate()
                     if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
                     self.observers.step_logged(metrics)
-                    self.on_step(metrics)
+                    with one_process("on_step"):
+                        self.on_step(metrics)
                     self.saver.poll()
                     self._end_step()
                     self.observers.stop_if_asked()
@@ -314,7 +318,8 @@ class PPOTrainer:
 
     def _validate(self) -> Metrics:
         """Validates, and tells observers."""
-        metrics = self.validate()
+        with one_process("code that ran in validation"):
+            metrics = with_printable_names(self.validate())
         self.observers.validated(self.global_steps, metrics, self.val_generations)
         return metrics
 
@@ -322,7 +327,8 @@ class PPOTrainer:
         """Yields one step at a time, to be generated or under way; `global_steps` counts it."""
         while self.global_steps < self.total_training_steps:
             number = self.global_steps + 1
-            step = self.step_source.next_step(number, self.total_training_steps)
+            with one_process("code that gives the data's rows"):
+                step = self.step_source.next_step(number, self.total_training_steps)
             self.global_steps = number
             WATCHDOG.step = number
             yield step
@@ -371,7 +377,7 @@ class PPOTrainer:
         dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.row_stream.learn(batch)
         self.on_batch(batch)
-        metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
+        metrics = with_printable_names(read_mismatch(metrics) | self._step_metrics(batch, timer))
         report = StepReport(
             step=self.global_steps,
             batch=batch,

@@ -19,13 +19,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from custom.env_calls import takes_keyword
+from custom.env import BadRewardFunction
+from custom.env_calls import shown, takes_keyword
 from custom.reward_manager import NaiveRewardManager, get_reward_manager_cls
 from custom.reward_managers.unscored import UNSCORED
 from data.loading import load_extern_object
 from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.own_names import keep_own
+from data.own_process import one_process
 from data.protocol import DataProto
+from data.texts import printable
 from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
 from training.config.resources.rewards import registers_manager_alone
@@ -100,10 +103,11 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
     is_real = real_rows(data)
     if not is_real.all():
         return compute_reward_of_rows(data, reward_fn, is_real)
-    if takes_keyword(reward_fn, "return_dict"):
-        result = reward_fn(data, return_dict=True)
-    else:
-        result = reward_fn(data)
+    with one_process("the reward function"):
+        if takes_keyword(reward_fn, "return_dict"):
+            result = reward_fn(data, return_dict=True)
+        else:
+            result = reward_fn(data)
     if not isinstance(result, Mapping):
         result = {"reward_tensor": result}
     if "reward_tensor" not in result:
@@ -184,9 +188,15 @@ def _as_tensor(result: Any, response_mask: Tensor) -> Tensor:
 
 
 def _check_infos(infos: Mapping[str, Any], batch_size: int) -> RewardInfos:
-    """Makes a list of each info; raises ValueError where it has not one value a row."""
+    """Makes a list of each info; raises ValueError where it has not one value a row, or no name."""
     lists = {}
-    for name, values in infos.items():
+    for given_name, values in infos.items():
+        if not isinstance(given_name, str):
+            raise BadRewardFunction(
+                f"the reward function's reward_extra_info has the key {shown(given_name)}; "
+                "allowed: a text, which names the values"
+            )
+        name = printable(given_name)
         if isinstance(values, Tensor | np.ndarray):
             lists[name] = values.tolist()
         else:

@@ -23,6 +23,7 @@ from custom.reward_managers.naive import NaiveRewardManager
 from data.chat_templates import encode_chat, pad_token_id
 from data.prompt_rows import normalise_row
 from data.protocol import DataProto
+from data.texts import text_of
 from training.config import PPOConfig
 from training.config.loader import ConfigError
 from training.ray_trainer import RayPPOTrainer
@@ -173,7 +174,7 @@ def _sentence(error: BaseException, reward_fn: Any, answer: str) -> str:
     """Tells what a reward function did, and where it stands."""
     function = user_function(reward_fn)
     code = code_of(function)
-    text = str(error).partition("\n")[0]
+    text = text_of(error).partition("\n")[0]
     if code is None or code.co_filename not in text:
         text = f"{located(function, 'the reward function')}: {raised(error, function)}"
     return f"{text}; seen before the first step, with the made-up answer {answer!r}"

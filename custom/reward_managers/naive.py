@@ -249,6 +249,13 @@ def _score_of(result: Any, sample: RewardSample, function: str) -> float:
     if inspect.iscoroutine(result):
         result.close()
         raise BadRewardFunction(f"{function} is an `async def`; write `def`")
+    keys = result if isinstance(result, dict) else {}
+    nameless = [key for key in keys if not isinstance(key, str)]
+    if nameless:
+        raise BadRewardFunction(
+            f"{function} returned a dict with the key {shown(nameless[0])} on {sample.describe()}; "
+            "allowed: texts, which name the values, as 'score'"
+        )
     try:
         score = float(result["score"] if isinstance(result, dict) else result)
         if math.isfinite(score):

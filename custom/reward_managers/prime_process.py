@@ -14,6 +14,7 @@ from custom.model_usage import USAGE, Counts
 from custom.reward_managers.unscored import Unscored
 from custom.side_services import SideService, set_up_services
 from data.loading import load_extern_object
+from data.texts import text_of
 
 
 class Scored(NamedTuple):
@@ -48,5 +49,6 @@ def score_from_file(path: str, name: str, arguments: dict[str, Any]) -> Scored:
     except ModelError as error:
         return Scored("", Unscored(str(error)), USAGE.take())
     except BaseException as error:
-        return Scored(f"{error!r}\n{traceback.format_exc(limit=-3)}", None, USAGE.take())
+        text = f"{text_of(error, repr)}\n{traceback.format_exc(limit=-3)}"
+        return Scored(text, None, USAGE.take())
     return Scored("", result, USAGE.take())

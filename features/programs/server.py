@@ -12,6 +12,7 @@ protocol's own form.
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -21,6 +22,7 @@ from aiohttp import web
 
 from custom.env_calls import check_reward
 from features.programs.attempt import Attempt, Pending
+from features.programs.connection_log import ConnectionLog
 from features.programs.connections import IDLE_S, Connection, Connections
 from features.programs.exchange import AskedCompletion, Json
 from features.programs.protocols import ProtocolError, anthropic_messages, protocol_of
@@ -28,6 +30,7 @@ from features.programs.protocols.protocol import Protocol, check_depth, openai_e
 from features.programs.side_models import ask_service, side_service_of
 from workers.rollout.speaker import NOBODY, Speaker
 
+logger = logging.getLogger(__name__)
 # Bytes of a request: for each token of the longest row, and beside them.
 BYTES_PER_TOKEN = 64
 BYTES_BESIDE = 1 << 20
@@ -89,6 +92,7 @@ class ProgramServer:
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._connections: Connections | None = None
+        self._log = ConnectionLog(logger)
 
     async def start(self) -> None:
         """Begins to listen, at a free port."""
@@ -98,6 +102,7 @@ class ProgramServer:
             application,
             handler_cancellation=True,
             access_log=None,
+            logger=self._log,
             shutdown_timeout=SHUTDOWN_S,
             keepalive_timeout=IDLE_S,
         )
@@ -127,6 +132,7 @@ class ProgramServer:
             self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        self._log.tell_count()
 
     def url(self, token: str) -> str:
         """Returns where an attempt is served, without the protocols' `/v1`."""

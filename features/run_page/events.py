@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from data.texts import text_of
 from training.config.plain_files import plain_lines
 from training.run.files import append_line, write_atomically
 
@@ -168,7 +169,7 @@ def _read_event(line: str) -> Event:
 
 def describe_error(error: BaseException, most_chars: int = 600) -> str:
     """Says an error in one line; one that a rank raised has its traceback for a text."""
-    text = str(error).strip()
+    text = text_of(error).strip()
     lines = text.splitlines()
     if lines and "Traceback (most recent call last)" in text:
         text = lines[-1]

@@ -16,12 +16,14 @@ from types import FrameType
 from typing import Any
 
 from custom.confine import adopt_orphans, die_with_parent
+from data.own_process import ENDED_EARLY
 from data.watchdog import ATTEMPT, STALLED, end_children
 from features.supervisor.settings import SupervisorSettings
 from training.config import PPOConfig
 from training.features import features
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
 from training.run.out_of_memory import MemoryKills
+from training.run.run_lock import was_left
 from training.run.signals import ENDING_SIGNALS, set_handlers
 
 logger = logging.getLogger(__name__)
@@ -88,7 +90,7 @@ class Supervisor:
         """Runs the command line once, until nothing of it is left.
 
         Returns its exit code, as a shell would give it; OUT_OF_MEMORY where the system killed it
-        for want of memory.
+        for want of memory, and ENDED_EARLY where it ended with 0 and still held the run's folder.
         """
         kills = MemoryKills()
         # A session of its own: a terminal's signals then come here alone, and go on from here.
@@ -107,6 +109,10 @@ class Supervisor:
             return OUT_OF_MEMORY
         if code < 0:
             return 128 - code
+        if code == 0 and was_left(self.run_dir):
+            # Nothing in the process could tell it: code in C has ended it, say.
+            logger.warning("the run's process ended with exit code 0 before the run's end")
+            return ENDED_EARLY
         return code
 
     def _overrides(self) -> list[str]:

@@ -375,6 +375,26 @@ def test_a_file_that_cannot_be_imported_is_told_in_a_sentence(
             "raise SystemExit(0)\n",
             "checks='features.new.settings:check' of features/new/feature.py cannot be imported",
         ),
+        (
+            "FEATURE = Feature(checks='features.new.settings:check')\n",
+            "def check(config): raise KeyError('x')\n",
+            "features/new/feature.py failed: KeyError: 'x'; mend it",
+        ),
+        (
+            "FEATURE = Feature(checks='features.new.settings:check')\n",
+            "def check(config): return 'wrong'\n",
+            r"feature\.py returned the text 'wrong'; return a list: \['wrong'\]",
+        ),
+        (
+            "FEATURE = Feature(checks='features.new.settings:check')\n",
+            "def check(config): return [5]\n",
+            r"feature\.py returned a list with 5, a int; each entry is a text",
+        ),
+        (
+            "FEATURE = Feature(checks='features.new.settings:check')\n",
+            "def check(config): return None\n",
+            "features/new/feature.py failed: TypeError: 'NoneType' object is not iterable",
+        ),
     ],
 )
 def test_a_run_with_a_broken_feature_ends_with_a_sentence_and_exit_code_2(

@@ -377,3 +377,68 @@ def test_a_config_that_was_recorded_under_older_keys_is_read_under_the_new_ones(
         "data.max_prompt_length": 9,
         "agent.max_turn": 3,
     }
+
+
+class Notices(Observer):
+    """Appends something to the notices of each step."""
+
+    def __init__(self, notice: Any) -> None:
+        self.notice = notice
+
+    def step_made(self, report: StepReport) -> None:
+        report.notices.append(self.notice)
+
+
+@pytest.mark.parametrize(
+    "notice", [("name", "text"), "text", Notice(None, "text"), Notice("name", "text", 5)]
+)
+def test_what_is_no_notice_costs_the_one_that_appended_it(costs_itself: None, notice: Any) -> None:
+    observers = Observers(plain_run(), {"good": Notices(Notice("a", "b")), "bad": Notices(notice)})
+    made = report()
+    observers.step_made(made)
+    assert observers.off == {"bad"}
+    assert made.notices == [Notice("a", "b")]
+
+
+class Texts(Observer):
+    """Names and says what no UTF-8 can hold."""
+
+    def step_made(self, report: StepReport) -> dict[str, float]:
+        report.notices.append(Notice("n\ud800", "t\ud800", "v\ud800"))
+        return {"mine/\ud800": 1.0}
+
+    def summary(self) -> Any:
+        return "sum\ud800"
+
+
+def test_what_no_utf8_can_hold_is_replaced_where_an_observer_gives_it() -> None:
+    observers = Observers(plain_run(), {"texts": Texts()})
+    made = report()
+    assert observers.step_made(made) == {"mine/?": 1.0}
+    assert made.notices == [Notice("n?", "t?", "v?")]
+    assert observers.summaries() == ["sum?"]
+
+
+class FiveForASummary(Observer):
+    def summary(self) -> Any:
+        return 5
+
+
+def test_a_summary_that_is_no_text_costs_the_observer(costs_itself: None) -> None:
+    observers = Observers(plain_run(), {"bad": FiveForASummary(), "texts": Texts()})
+    assert observers.summaries() == ["sum?"]
+    assert observers.off == {"bad"}
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_that_cannot_say_what_it_is_is_told_all_the_same(
+    costs_itself: None, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    observers = Observers(plain_run(), {"mute": Raising(Mute())})
+    observers.step_made(report())
+    assert "observer mute is off, the run goes on without it: Mute: (its __str__" in caplog.text
+    assert "Logging error" not in capsys.readouterr().err

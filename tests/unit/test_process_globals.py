@@ -6,6 +6,7 @@ import builtins
 import io
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from custom.agent import AgentSpec
 from data.process_globals import FUNCTIONS, mend_process_globals
+from training.run.step_timer import StepTimer
 from workers.environments.pool import EnvironmentPool
 
 BREAKS = {
@@ -83,3 +85,14 @@ def test_what_is_meant_stays() -> None:
         assert mend_process_globals() == []
         assert threading.excepthook is hook
         assert sys.stdout is stream
+
+
+def test_warnings_that_code_made_errors_do_not_end_a_step() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message="torch")
+        with StepTimer()("save_checkpoint"):
+            warnings.warn("torch warns", UserWarning, stacklevel=1)
+        warnings.simplefilter("error")
+        assert mend_process_globals() == ["warnings.filters"]
+        assert mend_process_globals() == []

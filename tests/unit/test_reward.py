@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from custom.env import BadRewardFunction
 from custom.reward_manager import (
     BatchRewardManager,
     NaiveRewardManager,
@@ -686,6 +687,10 @@ def test_prime_wants_a_function_that_a_process_can_find(tokenizer):
         ("raise TimeoutError('the server is down')", "the server is down"),
         ("raise SystemExit(1)", "SystemExit"),
         (
+            "class Mute(Exception):\n        def __repr__(self): raise KeyError\n    raise Mute",
+            "its __repr__ raised KeyError",
+        ),
+        (
             "class Bad(Exception):\n"
             "        def __init__(self, a, b): super().__init__(a)\n"
             "    raise Bad('odd', 2)",
@@ -724,3 +729,24 @@ def test_primes_processes_end_with_the_manager(tokenizer, slow_rules):
     gc.collect()
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert not alive
+
+
+@pytest.mark.parametrize("key", [1, None, ("a",)])
+def test_a_key_of_a_reward_dict_that_is_no_text_is_named(tokenizer, key: object) -> None:
+    manager = NaiveRewardManager(tokenizer, 0, lambda **row: {"score": 1.0, key: 2.0})
+    with pytest.raises(BadRewardFunction, match=r"returned a dict with the key .* on row 0.*texts"):
+        manager(make_batch(), return_dict=True)
+    with pytest.raises(BadRewardFunction, match="has the key"):
+        compute_reward(
+            make_batch(),
+            lambda data, return_dict: {
+                "reward_tensor": SCORES,
+                "reward_extra_info": {key: [1.0] * len(SCORES)},
+            },
+        )
+
+
+def test_a_lone_surrogate_in_a_reward_dicts_key_is_replaced(tokenizer) -> None:
+    manager = NaiveRewardManager(tokenizer, 0, lambda **row: {"score": 1.0, "a\ud800": 2.0})
+    _, infos = compute_reward(make_batch(), manager)
+    assert set(infos) == {"score", "a?"}

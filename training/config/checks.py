@@ -23,7 +23,7 @@ from training.config.resources import (
 )
 from training.config.resources.user_code import load_custom_algorithm as load_custom_algorithm
 from training.config.schema.ppo import PPOConfig
-from training.features import brought
+from training.features import answers
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,7 @@ def check_config(
         warnings += section.warnings()
     problems += cross_problems(config)
     warnings += cross_warnings(config)
-    for check in brought("checks"):
-        problems += check(config)
+    problems += answers("checks", config)
     for warning in warnings:
         log.warning(warning)
     problems += files.check_tasks(config, own_data)

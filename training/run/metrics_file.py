@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data.own_names import keep_own
+from data.texts import with_printable_names
 from training.config.plain_files import plain_lines
 from training.run.files import naming, open_in_folder, write_atomically
 
@@ -87,7 +88,8 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         if wrong:
             _say_damaged(path, number, ValueError(f"{wrong[0]!r} is no number"))
         else:
-            yield record
+            # An older file may have others.
+            yield with_printable_names(record)
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:

@@ -39,6 +39,17 @@ def is_held(run_dir: Path) -> bool:
     return bool(struct.unpack(FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
+def was_left(run_dir: Path) -> bool:
+    """Checks whether a process took the folder and ended without giving it back.
+
+    One that is at work is not told apart from that: ask behind its end.
+    """
+    try:
+        return (run_dir / OWNER_FILE).stat().st_size > 0
+    except OSError:
+        return False
+
+
 def _make_folder(run_dir: Path) -> None:
     """Makes the run's folder; raises ConfigError where it cannot be made."""
     try:

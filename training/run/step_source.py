@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from data.protocol import DataProto
+from data.texts import text_of
 from training.run.data_position import DataPosition, Rows, RowStream
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ def first_cause_told(in_flight: Callable[[], Sequence[Future[GeneratedStep]]]) -
         earlier = _earlier_failure(in_flight())
         if earlier is None or earlier is error:
             raise
-        later = f"{type(error).__name__}: {error}".splitlines()[0]
+        later = f"{type(error).__name__}: {text_of(error)}".splitlines()[0]
         earlier.add_note(f"it came first, in a step that was generated ahead; then came {later}")
     if earlier is not None:
         raise earlier

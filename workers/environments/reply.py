@@ -19,6 +19,7 @@ from custom.env import Message
 from custom.env_calls import MAX_ERROR_CHARS, check_observation, check_reward, describe
 from custom.model_usage import Counts, checked_counts
 from custom.trial import Trial
+from data.texts import printable
 
 Call = Literal["build", "trial", "reset", "step", "finish", "close", "run", "answer"]
 # reward_fault: a reward function failed, which ends the run.
@@ -155,7 +156,7 @@ def _is_tool_call(call: Any) -> bool:
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Completes the record of a tool call."""
     kind = call.get("error_kind")
-    kind = kind[:MAX_NAME_CHARS] if isinstance(kind, str) else ""
+    kind = printable(kind[:MAX_NAME_CHARS]) if isinstance(kind, str) else ""
     has_error = bool(kind or call.get("error"))
     # numpy's truth values, and 1 and 0, are ones too.
     said = call.get("ok")
@@ -163,13 +164,13 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     if ok:
         kind = ""
     record: dict[str, Any] = {
-        "name": call["name"][:MAX_TOOL_NAME_CHARS],
+        "name": printable(call["name"][:MAX_TOOL_NAME_CHARS]),
         "ok": ok,
         "error_kind": kind if ok or kind else UNNAMED_ERROR,
         "seconds": _seconds(call.get("seconds")),
     }
     if isinstance(call.get("raised"), str):
-        record["raised"] = call["raised"][:MAX_ERROR_CHARS]
+        record["raised"] = printable(call["raised"][:MAX_ERROR_CHARS])
     left_out = call.get("chars_left_out")
     if type(left_out) is int and left_out > 0:
         record["chars_left_out"] = left_out
@@ -202,14 +203,14 @@ def numbers(info: Mapping[str, Any]) -> dict[str, float]:
             # An int that no float holds.
             continue
         if math.isfinite(number) and len(finite) < MAX_NUMBERS:
-            finite[key] = number
+            finite[printable(key)] = number
     return finite
 
 
 def task_name(info: Mapping[str, Any]) -> str:
     """Returns what a step's info calls its task, in MAX_NAME_CHARS; "" where it has no name."""
     name = info.get("task")
-    return name[:MAX_NAME_CHARS] if isinstance(name, str) else ""
+    return printable(name[:MAX_NAME_CHARS]) if isinstance(name, str) else ""
 
 
 def numbered(number: int, reply: bytes) -> bytes:

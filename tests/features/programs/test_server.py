@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import socket
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 from custom.tools.parsers import get_parser
 from features.programs import attempt, connections
 from features.programs.attempt import Deadlines
+from features.programs.connection_log import ConnectionLog
 from features.programs.exchange import Answer, Asked, Exited, Gone
 from features.programs.pool import ProgramPool
 from features.programs.recall import Recall
@@ -315,6 +317,39 @@ def test_headers_that_do_not_come_close_their_connection(
     connection = served.send()
     served.answer(served.heard(Asked))
     assert text_of(connection) == "Yes."
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /e/x HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"POST /e/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_has_one_line_however_often_it_comes(
+    served: Served, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=5) as broken:
+            broken.sendall(sent)
+            assert b" 400 " in broken.recv(100)
+    told = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert [record.levelname for record in told] == ["WARNING"]
+    assert "a program broke its connection" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert served.pool._server._log.faults == 3
+
+
+def test_an_error_of_the_servers_own_keeps_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    log = ConnectionLog(logging.getLogger("mine"))
+    log.exception("Error handling request from %s", "x", exc_info=KeyError("ours"))
+    assert "KeyError: 'ours'" in caplog.text and log.faults == 0
+    log.exception("Unhandled exception", exc_info=ConnectionResetError("gone"))
+    log.exception("Unhandled exception", exc_info=ConnectionResetError("gone"))
+    log.tell_count()
+    assert caplog.text.count("ConnectionResetError: gone") == 1
+    assert "programs broke 2 connections in all" in caplog.text
 
 
 @pytest.mark.parametrize("files", [4, 1024])

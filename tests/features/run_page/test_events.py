@@ -131,3 +131,12 @@ def test_an_error_is_one_line_and_a_ranks_its_last() -> None:
     assert describe_error(of_rank) == "RuntimeError: OSError: disk"
     assert len(describe_error(ValueError("x" * 10_000))) == 600
     assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt:"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_that_cannot_say_what_it_is_is_described_by_its_name() -> None:
+    assert describe_error(Mute()) == "Mute: (its __str__ raised RuntimeError)"

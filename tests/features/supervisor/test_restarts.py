@@ -56,6 +56,37 @@ def test_the_supervisor_ends_as_the_last_attempt_did(
     assert done.stderr.count("attempt ") == attempts
 
 
+ENDS_UNSEEN = """
+import ctypes, os
+from pathlib import Path
+from training.run.run_lock import run_lock
+attempt = os.environ["PPO_CORE_ATTEMPT"]
+print("attempt", attempt)
+with run_lock(Path(__file__).parent / "run"):
+    if attempt == "1":
+        ctypes.CDLL(None)._exit(0)
+"""
+
+
+@pytest.mark.long
+def test_an_attempt_that_is_ended_with_code_0_before_its_end_is_started_again(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "attempt.py").write_text(ENDS_UNSEEN)
+    config = str(PROJECT / "configs/tiny_prompts.yaml")
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISE, str(tmp_path), "0", config],
+        cwd=PROJECT,
+        env=os.environ | {"PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exit code 0 before the run's end" in done.stderr
+    assert "restart 1 of 1: the run failed (exit code 1" in done.stderr
+
+
 LIMITED = """
 import os, sys
 from pathlib import Path

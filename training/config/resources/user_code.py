@@ -10,6 +10,7 @@ from typing import Any
 
 from data.loading import is_users_file, load_extern_object, load_object
 from data.names import did_you_mean
+from data.texts import text_of
 from training.config.resources.files import missing_file
 from training.config.schema.optim import OptimConfig
 from training.config.schema.ppo import PPOConfig
@@ -40,17 +41,18 @@ def loading_failure(
         if isinstance(error, ValueError) and not where:
             # A sentence of the loader's own, which may name the setting itself.
             key = setting.partition("=")[0]
-            yield str(error) if str(error).startswith(key) else f"{setting}: {error}"
+            text = text_of(error)
+            yield text if text.startswith(key) else f"{setting}: {text}"
             return
         fix = "mend the file, or take it out"
-        if "attempted relative import" in str(error):
+        if "attempted relative import" in text_of(error):
             fix = "write `from NAME import …` without the dot: files beside this one are found"
         if isinstance(error, ModuleNotFoundError):
             fix = (
                 "install it, or, where it is a file of yours, put that beside this one or start "
                 "the run with PYTHONPATH=FOLDER, the folder that it is in"
             )
-        yield f"{setting} cannot be loaded: {type(error).__name__}{where}: {error}; {fix}"
+        yield f"{setting} cannot be loaded: {type(error).__name__}{where}: {text_of(error)}; {fix}"
 
 
 def _place_of_fault(error: BaseException, files: list[str]) -> str:
