@@ -93,7 +93,7 @@ class Alarms(Observer):
         began = time.perf_counter()
         step = report.step
         metrics = {**report.metrics, "perf/driver_memory_gib": driver_memory()}
-        found = self._run_rules(report.batch, metrics, step)
+        found = self._run_rules(report, metrics)
         causes = {alarm: self.changes.behind(ALARMS[alarm], step) for alarm in found}
         # What a change of settings caused is told first: other alarms may come of it.
         order = sorted(found, key=lambda alarm: not causes[alarm])
@@ -154,12 +154,14 @@ class Alarms(Observer):
                 with self._costing_itself(f"state of {owner.__name__}"):
                     memory.load_state_dict(state[memory.name])
 
-    def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Finding]:
+    def _run_rules(self, report: StepReport, metrics: Metrics) -> dict[str, Finding]:
         """Returns each alarm's first finding, by alarm."""
+        batch = report.batch
         seen = SeenStep(
             run=self.run,
-            step=step,
+            step=report.step,
             batch=batch,
+            updated=batch if report.updated is None else report.updated,
             episodes=EpisodeRows(batch),
             metrics=metrics,
             history=self.history,

@@ -12,7 +12,7 @@ import torch
 from features.alarms.finding import Finding
 from features.alarms.rule import RulesWithMemory, rule
 from features.alarms.seen_step import SeenStep
-from training.config import OptimConfig
+from training.config import OptimConfig, UpdatePlan
 from training.observers import ObservedRun
 from workers.model.optimizer import build_optimizer, build_scheduler
 
@@ -316,35 +316,44 @@ def changed_optimizer(seen: SeenStep) -> Iterator[Finding]:
     order=250,
 )
 def missing_tokens(seen: SeenStep) -> Iterator[Finding]:
-    """Finds losses that are made of other tokens, or other advantages, than the batch has."""
+    """Finds losses of other tokens, or other advantages, than the rows that the update was given.
+
+    Where an edit runs fewer mini-batches than are planned, or more, they are compared with what
+    those that were run have.
+    """
     config = seen.config
-    metrics = seen.metrics
-    if config.algorithm.use_pf_ppo:
-        return
-    fields = seen.batch.batch
     plans = {"actor": config.batch_plan.actor, "critic": config.batch_plan.critic}
     for model, plan in plans.items():
-        tokens = metrics.get(f"{model}/loss_tokens")
-        if tokens is None:
-            continue
-        expected = float(fields["response_mask"].sum()) * plan.epochs
-        if abs(tokens - expected) > TOKENS_LOST * expected:
-            yield Finding(
-                "tokens_missing",
-                f"the {model}'s losses are of {tokens:.6g} tokens, the batch has {expected:.6g} in "
-                f"{plan.epochs} epochs",
-            )
-            continue
-        name = "returns" if model == "critic" else "advantages"
-        targets = fields[name].double() * fields["response_mask"]
-        size = float(targets.abs().sum()) * plan.epochs
-        found = metrics[f"{model}/loss_targets"]
-        if abs(found - float(targets.sum()) * plan.epochs) > TARGETS_LOST * size + TOKENS_LOST:
-            yield Finding(
-                "tokens_missing",
-                f"the {model}'s losses see {name} that sum to {found:.4g}, those of the batch to "
-                f"{float(targets.sum()) * plan.epochs:.4g}: rows are missing, or come twice",
-            )
+        if f"{model}/loss_tokens" in seen.metrics:
+            yield from _missing_of(model, plan, seen)
+
+
+def _missing_of(model: str, plan: UpdatePlan, seen: SeenStep) -> Iterator[Finding]:
+    """Compares a model's losses with its rows, or its mini-batches: tokens, then targets."""
+    metrics = seen.metrics
+    fields = seen.updated.batch
+    name = "returns" if model == "critic" else "advantages"
+    targets = fields[name].double() * fields["response_mask"]
+    expected_tokens = float(fields["response_mask"].sum()) * plan.epochs
+    expected_sum = float(targets.sum()) * plan.epochs
+    size = float(targets.abs().sum()) * plan.epochs
+    whose = f"its rows have {expected_tokens:.6g} in {plan.epochs} epochs"
+    # Groups that come one by one are one mini-batch, and there is no such metric.
+    mini_batches = round(metrics.get(f"{model}/mini_batches", plan.updates))
+    if mini_batches != plan.updates:
+        expected_tokens = metrics[f"{model}/given_tokens"]
+        expected_sum = metrics[f"{model}/given_targets"]
+        whose = f"its {mini_batches} mini-batches of {plan.updates} have {expected_tokens:.6g}"
+    tokens = metrics[f"{model}/loss_tokens"]
+    found = metrics[f"{model}/loss_targets"]
+    if abs(tokens - expected_tokens) > TOKENS_LOST * expected_tokens:
+        yield Finding("tokens_missing", f"the {model}'s losses are of {tokens:.6g} tokens, {whose}")
+    elif abs(found - expected_sum) > TARGETS_LOST * size + TOKENS_LOST:
+        yield Finding(
+            "tokens_missing",
+            f"the {model}'s losses see {name} that sum to {found:.4g}, those that it was given to "
+            f"{expected_sum:.4g}: rows are missing, or come twice",
+        )
 
 
 @rule(
@@ -353,16 +362,17 @@ def missing_tokens(seen: SeenStep) -> Iterator[Finding]:
     order=260,
 )
 def further_updates(seen: SeenStep) -> Iterator[Finding]:
-    """Finds more optimiser steps than the batch has mini-batches, over all epochs."""
+    """Finds more optimiser steps than mini-batches were run, over all epochs."""
     config = seen.config
     plans = {"actor": config.batch_plan.actor, "critic": config.batch_plan.critic}
     for model, plan in plans.items():
         made = seen.metrics.get(f"{model}/optimizer_steps", 0.0)
-        if made > plan.updates:
+        mini_batches = round(seen.metrics.get(f"{model}/mini_batches", plan.updates))
+        if round(made) > mini_batches:
             yield Finding(
                 "updates_differ",
-                f"the {model}'s optimiser made {made:g} steps, and {plan.mini_batches} "
-                f"mini-batches in {plan.epochs} epochs make {plan.updates}",
+                f"the {model}'s optimiser made {made:g} steps in {mini_batches} mini-batches, "
+                f"over {plan.epochs} epochs",
             )
 
 
