@@ -23,3 +23,5 @@ def _read_fields() -> dict[str, Field]:
 FIELDS: dict[str, Field] = _read_fields()
 # Those that a batch is given, whatever a dataset's rows have.
 GIVEN_FIELDS = frozenset(name for name, told in FIELDS.items() if told.writer != "the dataset")
+# The writer of those that come of a feature's keeper (workers/rollout/keepers.py).
+KEEPERS = "a keeper of episodes"

@@ -10,8 +10,10 @@ nobody's random draws change.
 
 import inspect
 import logging
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,14 @@ from torch import Tensor
 
 from custom.env_calls import code_of, located, raised, shown
 from data.array_ops import object_array
+from data.batch_fields import FIELDS
 from data.protocol import DataProto
 from data.seeds import sample_ids, step_info
 from training.async_rollout.group_streaming import streams_groups
 from training.batch.episode_rows import REWARD_INFO
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.config.section import PROJECT_ROOT
 from training.core_algos import (
     get_adv_estimator_fn,
     get_policy_loss_fn,
@@ -39,7 +43,7 @@ from training.step_phases import StepPhases
 from workers.dp_actor import DataParallelPPOActor, Loss
 from workers.model.builder import find_device
 from workers.model.forward_settings import ForwardSettings
-from workers.model.loss_fields import POLICY_LOSS_FIELDS, LossFields
+from workers.model.loss_fields import POLICY_LOSS_FIELDS, VALUE_LOSS_FIELDS, LossFields
 from workers.model.mini_batches import global_counts
 
 logger = logging.getLogger(__name__)
@@ -60,6 +64,9 @@ GIVEN_BY = {
     "reward_baselines": "needs of the estimator gives them",
     "observation_mask": "agent.observation_loss_coef gives it",
 }
+# Code that is not to blame for what others look for.
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+BATCH_CODE = PROJECT_ROOT / "data"
 # By these an estimator reads columns that nobody can make up.
 READS_COLUMNS = ("batch", "non_tensor_batch")
 
@@ -270,7 +277,18 @@ def _try_loss(config: PPOConfig, batch: DataProto) -> Iterator[str]:
         logger.info("policy loss '%s' is not tried: %s", name, reason)
     # Whatever a user's function does.
     except (Exception, SystemExit) as error:
+        if _reads_own_field(error):
+            logger.info("policy loss '%s' is not tried: nothing makes %s up", name, error)
+            return
         yield _sentence(error, function, f"policy loss '{name}'")
+
+
+def _reads_own_field(error: BaseException) -> bool:
+    """Tells whether a loss lacks a field that an edit lists, and may make before the advantages."""
+    if not isinstance(error, KeyError) or not error.args:
+        return False
+    name = error.args[0]
+    return name in (*POLICY_LOSS_FIELDS, *VALUE_LOSS_FIELDS) and name not in FIELDS
 
 
 class _TriedActor(DataParallelPPOActor):
@@ -366,7 +384,7 @@ def _check_metrics(metrics: Mapping[str, Any], what: str) -> None:
 
 
 def _sentence(error: BaseException, function: Callable[..., Any], what: str) -> str:
-    """Tells what a function did, and where it stands."""
+    """Tells what a function did, and where it stands; or who else raised, and where."""
     code = code_of(function)
     text = raised(error, function)
     of_its_own = code is not None and code.co_filename in text
@@ -374,5 +392,36 @@ def _sentence(error: BaseException, function: Callable[..., Any], what: str) -> 
         # A sentence of this project's.
         text = " ".join(str(error.args[0] if error.args else error).split())
     where = located(function, getattr(function, "__name__", what))
+    reader = _reader(error)
+    if isinstance(error, KeyError) and not of_its_own and reader is not None:
+        where = f"{reader.name} ({reader.filename}:{reader.lineno})"
+        text = f"{what}: {_missing(text)}"
     text = text if text.startswith(what) else f"{what}: {text}"
     return f"{where}: {text}; seen before the first step, on made-up numbers"
+
+
+def _reader(error: BaseException) -> traceback.FrameSummary | None:
+    """Finds the place that looked for what is not there: the last one of no library.
+
+    None where a function was found to need something: that is its own, whoever says so.
+    """
+    frames = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename)
+        is_installed = "site-packages" in file.parts or file.is_relative_to(STANDARD_LIBRARY)
+        if not is_installed and file.parent != BATCH_CODE:
+            frames.append(frame)
+    is_requirement = " needs " in str(error)
+    if not frames or is_requirement or frames[-1].filename == __file__:
+        return None
+    return frames[-1]
+
+
+def _missing(text: str) -> str:
+    """Says that a field is missing, and how it would reach a loss; sentences stay as they are."""
+    if not text.isidentifier():
+        return text
+    return (
+        f"there is no {text!r}; losses see the fields that a phase makes (training/step_phases.py) "
+        "and POLICY_LOSS_FIELDS lists (workers/model/loss_fields.py)"
+    )

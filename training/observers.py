@@ -118,7 +118,9 @@ class StepReport:
 
     Attributes:
         step: its number.
-        batch: what it trained on, with all fields that its phases added.
+        batch: what it generated and scored, with all fields that its phases added.
+        updated: the rows that the updates were given, once `StepPhases.resample` had chosen them;
+            None: those of the batch.
         metrics: of the step, those of earlier observers among them.
         records: what each rank's probes recorded, by the probe's name.
         notices: of earlier observers; an observer appends its own. The run's page shows all of
@@ -127,6 +129,7 @@ class StepReport:
 
     step: int
     batch: DataProto
+    updated: DataProto | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     records: Sequence[Mapping[str, Any]] = ()
     notices: list[Notice] = field(default_factory=list)

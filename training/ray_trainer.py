@@ -381,6 +381,7 @@ class PPOTrainer:
         report = StepReport(
             step=self.global_steps,
             batch=batch,
+            updated=samples,
             metrics=metrics,
             records=phases.take_probe_records(),
         )

@@ -141,7 +141,9 @@ class AgentRollout:
         training_rows = list_training_rows(episodes)
         rows = [each.row for each in training_rows]
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
-        kept = self.keepers.columns(len(rows), self.engine.response_length)
+        kept = self.keepers.columns(
+            len(rows), self.engine.response_length, taken=set(batch.batch.keys())
+        )
         for name, column in kept.items():
             batch.batch[name] = column
         rewards = reward_matrix(rows, self.engine.response_length)

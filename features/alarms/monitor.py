@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -55,13 +56,14 @@ class Alarms(Observer):
         self.stops = run.config.section(AlarmSettings).mode == "stop"
         self.history = History()
         self.rules = rules_in_order()
+        # Rules, and states of rules, that raised: each is named once.
+        self.broken_rules: set[str] = set()
         self.memories: dict[type[RulesWithMemory], RulesWithMemory] = {}
-        for rule in self.rules:
-            if rule.owner is not None and rule.owner not in self.memories:
-                self.memories[rule.owner] = rule.owner(run)
+        for owner in dict.fromkeys(rule.owner for rule in self.rules if rule.owner is not None):
+            with self._costing_itself(owner.__name__):
+                self.memories[owner] = owner(run)
         # The step since which each finding stands.
         self.since: dict[str, int] = {}
-        self.broken_rules: set[str] = set()
         self.standing: list[str] = []
         self.changes = ChangedSettings(run)
         # The step whose update goes on, and what its rows were given, (B,) float64.
@@ -91,7 +93,7 @@ class Alarms(Observer):
         began = time.perf_counter()
         step = report.step
         metrics = {**report.metrics, "perf/driver_memory_gib": driver_memory()}
-        found = self._run_rules(report.batch, metrics, step)
+        found = self._run_rules(report, metrics)
         causes = {alarm: self.changes.behind(ALARMS[alarm], step) for alarm in found}
         # What a change of settings caused is told first: other alarms may come of it.
         order = sorted(found, key=lambda alarm: not causes[alarm])
@@ -131,9 +133,11 @@ class Alarms(Observer):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps: what the rules remember, by their names."""
-        state: dict[str, Any] = {
-            memory.name: memory.state_dict() for memory in self.memories.values() if memory.name
-        }
+        state: dict[str, Any] = {}
+        for owner, memory in self.memories.items():
+            if memory.name:
+                with self._costing_itself(f"state of {owner.__name__}"):
+                    state[memory.name] = memory.state_dict()
         history = self.history.state()
         if history:
             state[HISTORY] = history
@@ -145,16 +149,19 @@ class Alarms(Observer):
         # Older versions kept no metrics.
         for metrics in state.get(HISTORY, []):
             self.history.add(metrics)
-        for memory in self.memories.values():
+        for owner, memory in self.memories.items():
             if memory.name in state:
-                memory.load_state_dict(state[memory.name])
+                with self._costing_itself(f"state of {owner.__name__}"):
+                    memory.load_state_dict(state[memory.name])
 
-    def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Finding]:
+    def _run_rules(self, report: StepReport, metrics: Metrics) -> dict[str, Finding]:
         """Returns each alarm's first finding, by alarm."""
+        batch = report.batch
         seen = SeenStep(
             run=self.run,
-            step=step,
+            step=report.step,
             batch=batch,
+            updated=batch if report.updated is None else report.updated,
             episodes=EpisodeRows(batch),
             metrics=metrics,
             history=self.history,
@@ -163,20 +170,28 @@ class Alarms(Observer):
         self._given = None
         findings: dict[str, Finding] = {}
         for rule in self.rules:
-            try:
+            if rule.owner is not None and rule.owner not in self.memories:
+                # Its owner could not be made, which was said.
+                continue
+            with self._costing_itself(rule.name):
                 for finding in self._findings(rule, seen):
                     findings.setdefault(finding.alarm, finding)
-            # A batch or a metric of a user's own may lack or hold anything.
-            except Exception as error:
-                if rule.name not in self.broken_rules:
-                    logger.warning(
-                        "alarms do without the rule %s: %s: %s",
-                        rule.name,
-                        type(error).__name__,
-                        error,
-                    )
-                self.broken_rules.add(rule.name)
         return findings
+
+    @contextmanager
+    def _costing_itself(self, name: str) -> Iterator[None]:
+        """Keeps what a rule raises in the block from the others, and says so once.
+
+        An edit of the run may lack or hold anything: a batch, a metric, a schedule.
+        """
+        try:
+            yield
+        except Exception as error:
+            if name not in self.broken_rules:
+                logger.warning(
+                    "alarms do without the rule %s: %s: %s", name, type(error).__name__, error
+                )
+            self.broken_rules.add(name)
 
     def _findings(self, rule: Rule, seen: SeenStep) -> Iterator[Finding]:
         """Runs a rule.

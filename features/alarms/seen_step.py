@@ -59,7 +59,8 @@ class SeenStep:
     Attributes:
         run: what is known of the run.
         step: the step's number.
-        batch: what it trained on.
+        batch: what it generated and scored.
+        updated: the rows that its updates were given, which may be others.
         episodes: the batch's rows (B) by their episodes.
         metrics: the step's, with `perf/driver_memory_gib`.
         history: the metrics of the steps before.
@@ -70,6 +71,7 @@ class SeenStep:
     run: ObservedRun
     step: int
     batch: DataProto
+    updated: DataProto
     episodes: EpisodeRows
     metrics: Metrics
     history: History

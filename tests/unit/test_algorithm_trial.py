@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 import torch
 
 from tests.unit.config.helpers import load
+from training import algorithm_trial
 from training.algorithm_trial import made_up_batch, try_algorithm
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError
 from training.core_algos import POLICY_LOSS_REGISTRY
 from training.core_algos.built_in import BUILT_IN_ESTIMATORS
+from workers.dp_actor import DataParallelPPOActor
 
 ACTOR = "actor_rollout_ref.actor"
 GAME = "agent.environment.name=custom.envs.guess_number:GuessNumberEnvironment"
@@ -314,3 +317,33 @@ def test_the_made_up_rows_are_what_a_step_has() -> None:
     assert batch.non_tensor_batch["uid"].tolist() == ["1.0"] * 4 + ["1.1"] * 4
     scores = batch.batch["token_level_scores"]
     assert scores.sum(dim=1).tolist() == [0, 1] * 4 and not (scores * (1 - mask)).any()
+
+
+def reading(field: str) -> Callable[..., Any]:
+    """Makes a `micro_loss` that reads a field of an edit's own."""
+    own = DataParallelPPOActor._policy_loss
+
+    def read(actor: Any, fields: Any, log_prob: Any, counts: Any) -> Any:
+        return own(actor, fields | {"advantages": fields[field]}, log_prob, counts)
+
+    return read
+
+
+def test_a_field_that_is_not_listed_is_told_with_the_place_that_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DataParallelPPOActor, "_policy_loss", reading("my_weight"))
+    found = problem()
+    assert f"read ({__file__}:" in found
+    assert "compute_policy_loss_vanilla" not in found
+    assert "there is no 'my_weight'" in found
+    assert "POLICY_LOSS_FIELDS lists (workers/model/loss_fields.py)" in found
+
+
+def test_a_listed_field_that_an_edit_makes_elsewhere_is_no_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = (*algorithm_trial.POLICY_LOSS_FIELDS, "my_weight")
+    monkeypatch.setattr(algorithm_trial, "POLICY_LOSS_FIELDS", listed)
+    monkeypatch.setattr(DataParallelPPOActor, "_policy_loss", reading("my_weight"))
+    try_algorithm(config_of())

@@ -118,6 +118,23 @@ def test_use_kl_in_reward_takes_kl_coef_times_the_kl_of_its_kind_off(kind: str, 
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(kl)
 
 
+def test_a_token_that_the_policy_prefers_to_its_reference_costs_and_is_never_rewarded() -> None:
+    data = DataProto.from_dict(
+        tensors={
+            "token_level_scores": torch.tensor([[0.0, 1.0, 0.0]]),
+            "old_log_probs": torch.tensor([[-0.5, -1.0, -0.1]]),
+            "ref_log_prob": torch.tensor([[-1.5, -0.5, -9.0]]),
+            # The last token was not sampled.
+            "response_mask": torch.tensor([[1, 1, 0]]),
+        }
+    )
+    settings = ("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.5")
+    metrics = phases_of(load(*settings)).apply_kl_penalty(data)
+    # The KL of the tokens is 1 and -0.5.
+    assert data.batch["token_level_rewards"].tolist() == [[-0.5, 1.25, 0.0]]
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.25)
+
+
 def test_kl_ctrl_moves_towards_target_kl_over_its_horizon() -> None:
     config = load(
         "algorithm.kl_ctrl.type=adaptive",

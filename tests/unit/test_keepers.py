@@ -123,3 +123,29 @@ def test_ctrl_c_and_out_of_memory_pass_through(error: type[BaseException]) -> No
 def test_in_the_suite_a_keeper_that_raises_fails_the_test() -> None:
     with pytest.raises(RuntimeError, match="the disk is full at begin"):
         keep(Keepers({"failing": Failing("begin")}))
+
+
+@pytest.mark.parametrize("field", ["response_mask", "advantages", "environment_rewards"])
+def test_a_column_that_the_trainer_writes_is_refused_at_the_start(field: str) -> None:
+    class Replacing(Numbers):
+        column_types: ClassVar = {"ones": torch.int8, field: torch.int8}
+
+    with pytest.raises(ValueError, match=f"feature mine \\(Replacing\\) names '{field}'"):
+        Keepers({"mine": Replacing()})
+
+
+def test_a_column_of_two_keepers_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="a column of the keeper of first"):
+        Keepers({"first": Numbers(), "second": Numbers()})
+
+
+def test_a_column_that_an_edit_of_the_batch_writes_is_not_replaced() -> None:
+    with pytest.raises(ValueError, match="'ones' in its column_types, which is what the batch has"):
+        Keepers({"numbers": Numbers()}).columns(len(EPISODES), 3, taken={"ones"})
+
+
+@pytest.mark.usefixtures("as_in_a_run")
+def test_a_keeper_changes_no_fact_of_an_episode(caplog: pytest.LogCaptureFixture) -> None:
+    keepers = Keepers({"numbers": Numbers()})
+    assert keepers.after_policy(EPISODES[0], {"letters": 3}) == {}  # type: ignore[arg-type]
+    assert "letters, which the episode's facts have" in caplog.text

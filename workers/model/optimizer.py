@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LRScheduler
 
 from data.loading import load_object
 from data.names import did_you_mean
@@ -139,7 +139,7 @@ def try_optimizer(optim: OptimConfig) -> None:
         raise ValueError(f"optim.optimizer={optim.optimizer}: a step with lr 0.1 changed nothing")
 
 
-def build_scheduler(optimizer: Optimizer, optim: OptimConfig, total_steps: int) -> LambdaLR:
+def build_scheduler(optimizer: Optimizer, optim: OptimConfig, total_steps: int) -> LRScheduler:
     """Makes the schedule over `total_steps` training steps, not optimiser steps.
 
     Warm-up is `lr_warmup_steps`, or a ratio of all steps where that is negative. wsd

@@ -29,7 +29,7 @@ import torch
 import torch.distributed.checkpoint.state_dict as dcp_state
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from data.disk_errors import as_os_errors
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 # A folder, or a file, may not grow.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-State: TypeAlias = tuple[nn.Module, Optimizer, LambdaLR]
+State: TypeAlias = tuple[nn.Module, Optimizer, LRScheduler]
 
 # Where the parts that are loaded lie in a checkpoint's folder.
 PARTS = {"model": "model", "optimizer": "optimizer", "extra": "scheduler.json"}
@@ -111,7 +111,7 @@ def load(
         _load_scheduler(scheduler, folder)
 
 
-def _load_scheduler(scheduler: LambdaLR, folder: Path) -> None:
+def _load_scheduler(scheduler: LRScheduler, folder: Path) -> None:
     """Puts the schedule at the saved place; warns where the learning rate is then another."""
     place = _place_of_schedule(folder / PARTS["extra"])
     # Sets the learning rates too; `step` would warn that no step of the optimiser came before.

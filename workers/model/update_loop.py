@@ -177,6 +177,7 @@ class UpdateLoop(ABC):
                 weight=mini.weight,
                 where=f"step {step}, mini-batch {number + 1} of {plan.updates}",
             )
+        self._divide_by_what_was_run(sums, plan.updates)
         metrics = sums.read()
         return metrics | self.probes.take(self.settings.sequence_ranks, metrics)
 
@@ -261,6 +262,7 @@ class UpdateLoop(ABC):
             self._begin(mini)
             try:
                 self._backward(rows, mini, sums, limits)
+                sums.mini_batches += 1
                 return sums
             except torch.OutOfMemoryError as error:
                 self.fitting_limits = limits.halved(self._longest_row(rows))
@@ -277,6 +279,20 @@ class UpdateLoop(ABC):
                 self.fitting_limits,
                 limits,
             )
+
+    def _divide_by_what_was_run(self, sums: MetricSums, planned: int) -> None:
+        """Makes means over the mini-batches and steps that were run, where others were planned.
+
+        An edit may end the loop early, as where the KL has grown too large, or make it longer.
+        """
+        if sums.mini_batches == sums.steps == planned:
+            return
+        others = {
+            f"{self.name}/grad_norm": max(sums.steps, 1) / planned,
+            # A count.
+            f"{self.name}/skipped_updates": 1.0,
+        }
+        sums.divide(max(sums.mini_batches, 1) / planned, others)
 
     def _show_gradient(self, mini: MiniBatch, info: dict[str, Any]) -> None:
         """Shows probes the whole gradient of a mini-batch, whose meta_info is `info`."""
@@ -341,6 +357,7 @@ class UpdateLoop(ABC):
         prefix = self.name
         sums.add({f"{prefix}/grad_norm": norm}, weight * share)
         sums.add({f"{prefix}/skipped_updates": ~finite}, share)
+        sums.steps += 1
         # Nothing reads them until the next update; what generates meanwhile may have their memory.
         self.optimizer.zero_grad(set_to_none=True)
 

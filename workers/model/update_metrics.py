@@ -64,18 +64,25 @@ class MetricSums:
     What is added is this rank's share of a mean over all ranks' tokens: `read` sums the shares, and
     takes the largest maximum. Ranks of one sequence-parallel group add the same share, which counts
     once.
+
+    Attributes:
+        mini_batches, steps: how many mini-batches have added metrics, and how many optimiser steps.
     """
 
     def __init__(self, sequence_ranks: int = 1) -> None:
         self.sequence_ranks = sequence_ranks
         self.sums: dict[str, Tensor] = {}
         self.maxima: dict[str, Tensor] = {}
+        self.mini_batches = 0
+        self.steps = 0
 
     def copy(self) -> Self:
         """Copies what has been added so far; its tensors are never written to."""
         copied = type(self)(self.sequence_ranks)
         copied.sums = dict(self.sums)
         copied.maxima = dict(self.maxima)
+        copied.mini_batches = self.mini_batches
+        copied.steps = self.steps
         return copied
 
     def add(self, metrics: Mapping[str, Any], weight: float = 1.0) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from data.protocol import DataProto
 from training import core_algos as algos
 from workers.model.loss_fields import LossFields
-from workers.model.probe import GroupCounts, MicroBatch, SummingProbe
+from workers.model.probe import GroupCounts, MicroBatch, MiniBatch, SummingProbe, TrainedModel
 from workers.ranks.process_groups import world_size
 
 
@@ -14,23 +15,37 @@ class LossCounts(SummingProbe):
     """Counts what losses are made of, to be compared with the step's batch.
 
     MODEL/loss_tokens, and MODEL/loss_targets, the sum of their advantages, of a critic of their
-    returns.
+    returns. Beside them MODEL/given_tokens and MODEL/given_targets of the mini-batches that were
+    begun, and their number, MODEL/mini_batches: an edit may end an update early. Groups that come
+    one by one have none of these three.
     """
+
+    def begin(self, model: TrainedModel, mini: MiniBatch) -> None:
+        """Counts what a mini-batch is given."""
+        super().begin(model, mini)
+        if mini.rows is None:
+            return
+        tokens, targets = _tokens_and_targets(mini.rows, model.name)
+        self.sums.add(
+            {f"{model.name}/given_tokens": tokens, f"{model.name}/given_targets": targets}
+        )
+        share = model.settings.sequence_ranks / world_size()
+        self.sums.add({f"{model.name}/mini_batches": 1.0}, share)
 
     def before_backward(
         self, micro: MicroBatch, fields: LossFields, outputs: Mapping[str, Tensor], loss: Tensor
     ) -> None:
         """Counts a micro-batch."""
         model = self.model.name
-        batch = micro.rows.batch
-        mask = batch["response_mask"]
-        targets = batch["returns" if model == "critic" else "advantages"]
-        self.sums.add(
-            {
-                f"{model}/loss_tokens": mask.sum(),
-                f"{model}/loss_targets": (targets * mask).sum(),
-            }
-        )
+        tokens, targets = _tokens_and_targets(micro.rows, model)
+        self.sums.add({f"{model}/loss_tokens": tokens, f"{model}/loss_targets": targets})
+
+
+def _tokens_and_targets(rows: DataProto, model: str) -> tuple[Tensor, Tensor]:
+    """Counts the sampled tokens of rows, and sums their advantages, a critic's returns: 0-dim."""
+    mask = rows.batch["response_mask"]
+    targets = rows.batch["returns" if model == "critic" else "advantages"]
+    return mask.sum(), (targets * mask).sum()
 
 
 class FirstUpdateDifference(SummingProbe):

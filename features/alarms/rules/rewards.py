@@ -25,7 +25,6 @@ from features.alarms.seen_step import SeenStep
 from features.alarms.spread import GroupSpread, groups_without_spread
 from training.batch.episode_rows import REWARD_INFO, EpisodeRows
 from training.batch.row_groups import rows_by_key
-from training.core_algos import kl_penalty
 from training.observers import ObservedRun
 from training.run.metrics.group_metrics import EpisodeScores, episode_scores
 
@@ -96,28 +95,6 @@ def unpaid_rewards(seen: SeenStep) -> Iterator[Finding]:
                 place_of(batch, rows[0]),
             )
             return
-
-
-@rule("reward_differs", order=40)
-def other_rewards(seen: SeenStep) -> Iterator[Finding]:
-    """Finds rewards that are not the scores, less the KL where it is to be taken off."""
-    algorithm = seen.config.algorithm
-    fields = seen.batch.batch
-    taken_off = fields["token_level_scores"] - fields["token_level_rewards"]
-    mask = fields["response_mask"]
-    expected = 0.0
-    size = float(taken_off.abs().sum())
-    if algorithm.use_kl_in_reward:
-        kl = kl_penalty(fields["old_log_probs"], fields["ref_log_prob"], algorithm.kl_penalty)
-        kl = seen.metrics["actor/reward_kl_penalty_coeff"] * kl * mask
-        expected = float(kl.sum())
-        size = float(kl.abs().sum())
-    found = float(taken_off.sum())
-    if abs(found - expected) > 1e-3 * size + 1e-6:
-        yield Finding(
-            "reward_differs",
-            f"scores less rewards are {found:.4g} in all; the KL makes them {expected:.4g}",
-        )
 
 
 class ScoreRules(RulesWithMemory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -11,9 +12,9 @@ import torch
 from features.alarms.finding import Finding
 from features.alarms.rule import RulesWithMemory, rule
 from features.alarms.seen_step import SeenStep
-from training.config import OptimConfig
+from training.config import OptimConfig, UpdatePlan
 from training.observers import ObservedRun
-from workers.model.optimizer import build_scheduler
+from workers.model.optimizer import build_optimizer, build_scheduler
 
 # Sections of metrics whose numbers must be finite, and how many that are not are named.
 FINITE_SECTIONS = ("actor/", "critic/", "training/", "canary/")
@@ -41,6 +42,7 @@ SIGNED_ESTIMATES = ("kl", "k1")
 MOST_NEGATIVE = -1e-6
 # Share by which a learning rate may differ from its schedule.
 RATE_TOLERANCE = 1e-5
+SMALLEST_RATE = 1e-15
 # Ends of settings that say how far a step may move the policy.
 STEP_SETTINGS = (
     "actor.optim.lr",
@@ -79,9 +81,12 @@ def not_finite_numbers(seen: SeenStep) -> Iterator[Finding]:
 
 
 class RateRules(RulesWithMemory):
-    """Compares the learning rates of policy and critic with the schedules that the config asks for.
+    """Compares how the learning rates of policy and critic move with how their schedules do.
 
-    Schedules go over all steps of the run; where their number is not known, nothing is watched.
+    The schedule is that of `build_scheduler` for an optimiser of `build_optimizer`, whatever both
+    are by now. A metric is the rate of the first group of parameters, and groups may have rates of
+    their own: what is compared is a rate's share of its schedule, which stays. Schedules go over
+    all steps of the run; where their number is not known, nothing is watched.
     """
 
     def __init__(self, run: ObservedRun) -> None:
@@ -92,6 +97,9 @@ class RateRules(RulesWithMemory):
         self.warmup = {"actor": config.trainer.critic_warmup, "critic": 0}
         # Updates that this process has seen.
         self.updates: Counter[str] = Counter()
+        # The share that a rate has of its schedule: one for the place that follows from the step,
+        # one for the place of a schedule that has begun anew with this process.
+        self.shares: dict[tuple[str, str], float] = {}
         if total_steps is None:
             return
         sections = {
@@ -113,24 +121,51 @@ class RateRules(RulesWithMemory):
             rate = seen.metrics.get(f"{model}/lr")
             if rate is None:
                 continue
-            planned = rate_at(seen.step - 1 - self.warmup[model])
+            by_step = rate_at(seen.step - 1 - self.warmup[model])
             anew = rate_at(self.updates[model])
             self.updates[model] += 1
-            if not any(
-                math.isclose(rate, right, rel_tol=RATE_TOLERANCE) for right in (planned, anew)
-            ):
+            follows_step = self._keeps_share((model, "by step"), rate, by_step)
+            follows_process = self._keeps_share((model, "anew"), rate, anew)
+            if not follows_step and not follows_process:
+                share = self.shares.get((model, "by step"), 1.0)
                 yield Finding(
                     "rate_differs",
-                    f"{model}/lr is {rate:.4g}, and its schedule says {planned:.4g} in this step",
+                    f"{model}/lr is {rate:.4g}, and its schedule says {share * by_step:.4g} in "
+                    "this step",
                 )
+
+    def _keeps_share(self, key: tuple[str, str], rate: float, planned: float) -> bool:
+        """Tells whether a rate is the share of its schedule that the first one was."""
+        if key not in self.shares:
+            if planned == 0 or rate == 0:
+                return planned == rate
+            self.shares[key] = rate / planned
+        return math.isclose(
+            rate, self.shares[key] * planned, rel_tol=RATE_TOLERANCE, abs_tol=SMALLEST_RATE
+        )
 
 
 def schedule(optim: OptimConfig, total_steps: int) -> Callable[[int], float]:
-    """Makes the function of an update's number, from 0 on, that gives its learning rate."""
-    parameter = torch.zeros(1, requires_grad=True)
-    scheduler = build_scheduler(torch.optim.SGD([parameter], lr=optim.lr), optim, total_steps)
-    (factor,) = scheduler.lr_lambdas
-    return lambda number: optim.lr * factor(number)
+    """Makes the function of an update's number, from 0 on, that gives the first group's rate.
+
+    It steps a scheduler of the run's own making as the run does, so that it may be any. No random
+    draw of the run changes.
+    """
+    with torch.random.fork_rng(devices=[]):
+        optimizer = build_optimizer(torch.nn.Linear(2, 2), optim)
+        scheduler = build_scheduler(optimizer, optim, total_steps)
+    rates = [float(optimizer.param_groups[0]["lr"])]
+
+    def rate_at(number: int) -> float:
+        with warnings.catch_warnings():
+            # The optimiser makes no step.
+            warnings.simplefilter("ignore")
+            while len(rates) <= number:
+                scheduler.step()
+                rates.append(float(optimizer.param_groups[0]["lr"]))
+        return rates[number]
+
+    return rate_at
 
 
 @rule(
@@ -174,7 +209,10 @@ def gradients_and_rates(seen: SeenStep) -> Iterator[Finding]:
         if norm == 0 and something_to_learn[model]:
             yield Finding("gradient_zero", f"{model}/grad_norm is 0")
         is_first_step = not seen.history.values(f"{model}/lr")
-        if metrics.get(f"{model}/lr") == 0 and rate > 0 and not is_first_step:
+        # The metric is the first group's rate, and others may have rates of their own.
+        has_moved = model == "actor" and metrics.get("canary/actor_moved", 0.0) > 0
+        is_zero = metrics.get(f"{model}/lr") == 0 and rate > 0
+        if is_zero and not is_first_step and not has_moved:
             yield Finding("rate_zero", f"{model}/lr is 0")
 
 
@@ -278,35 +316,44 @@ def changed_optimizer(seen: SeenStep) -> Iterator[Finding]:
     order=250,
 )
 def missing_tokens(seen: SeenStep) -> Iterator[Finding]:
-    """Finds losses that are made of other tokens, or other advantages, than the batch has."""
+    """Finds losses of other tokens, or other advantages, than the rows that the update was given.
+
+    Where an edit runs fewer mini-batches than are planned, or more, they are compared with what
+    those that were run have.
+    """
     config = seen.config
-    metrics = seen.metrics
-    if config.algorithm.use_pf_ppo:
-        return
-    fields = seen.batch.batch
     plans = {"actor": config.batch_plan.actor, "critic": config.batch_plan.critic}
     for model, plan in plans.items():
-        tokens = metrics.get(f"{model}/loss_tokens")
-        if tokens is None:
-            continue
-        expected = float(fields["response_mask"].sum()) * plan.epochs
-        if abs(tokens - expected) > TOKENS_LOST * expected:
-            yield Finding(
-                "tokens_missing",
-                f"the {model}'s losses are of {tokens:.6g} tokens, the batch has {expected:.6g} in "
-                f"{plan.epochs} epochs",
-            )
-            continue
-        name = "returns" if model == "critic" else "advantages"
-        targets = fields[name].double() * fields["response_mask"]
-        size = float(targets.abs().sum()) * plan.epochs
-        found = metrics[f"{model}/loss_targets"]
-        if abs(found - float(targets.sum()) * plan.epochs) > TARGETS_LOST * size + TOKENS_LOST:
-            yield Finding(
-                "tokens_missing",
-                f"the {model}'s losses see {name} that sum to {found:.4g}, those of the batch to "
-                f"{float(targets.sum()) * plan.epochs:.4g}: rows are missing, or come twice",
-            )
+        if f"{model}/loss_tokens" in seen.metrics:
+            yield from _missing_of(model, plan, seen)
+
+
+def _missing_of(model: str, plan: UpdatePlan, seen: SeenStep) -> Iterator[Finding]:
+    """Compares a model's losses with its rows, or its mini-batches: tokens, then targets."""
+    metrics = seen.metrics
+    fields = seen.updated.batch
+    name = "returns" if model == "critic" else "advantages"
+    targets = fields[name].double() * fields["response_mask"]
+    expected_tokens = float(fields["response_mask"].sum()) * plan.epochs
+    expected_sum = float(targets.sum()) * plan.epochs
+    size = float(targets.abs().sum()) * plan.epochs
+    whose = f"its rows have {expected_tokens:.6g} in {plan.epochs} epochs"
+    # Groups that come one by one are one mini-batch, and there is no such metric.
+    mini_batches = round(metrics.get(f"{model}/mini_batches", plan.updates))
+    if mini_batches != plan.updates:
+        expected_tokens = metrics[f"{model}/given_tokens"]
+        expected_sum = metrics[f"{model}/given_targets"]
+        whose = f"its {mini_batches} mini-batches of {plan.updates} have {expected_tokens:.6g}"
+    tokens = metrics[f"{model}/loss_tokens"]
+    found = metrics[f"{model}/loss_targets"]
+    if abs(tokens - expected_tokens) > TOKENS_LOST * expected_tokens:
+        yield Finding("tokens_missing", f"the {model}'s losses are of {tokens:.6g} tokens, {whose}")
+    elif abs(found - expected_sum) > TARGETS_LOST * size + TOKENS_LOST:
+        yield Finding(
+            "tokens_missing",
+            f"the {model}'s losses see {name} that sum to {found:.4g}, those that it was given to "
+            f"{expected_sum:.4g}: rows are missing, or come twice",
+        )
 
 
 @rule(
@@ -315,16 +362,17 @@ def missing_tokens(seen: SeenStep) -> Iterator[Finding]:
     order=260,
 )
 def further_updates(seen: SeenStep) -> Iterator[Finding]:
-    """Finds more optimiser steps than the batch has mini-batches, over all epochs."""
+    """Finds more optimiser steps than mini-batches were run, over all epochs."""
     config = seen.config
     plans = {"actor": config.batch_plan.actor, "critic": config.batch_plan.critic}
     for model, plan in plans.items():
         made = seen.metrics.get(f"{model}/optimizer_steps", 0.0)
-        if made > plan.updates:
+        mini_batches = round(seen.metrics.get(f"{model}/mini_batches", plan.updates))
+        if round(made) > mini_batches:
             yield Finding(
                 "updates_differ",
-                f"the {model}'s optimiser made {made:g} steps, and {plan.mini_batches} "
-                f"mini-batches in {plan.epochs} epochs make {plan.updates}",
+                f"the {model}'s optimiser made {made:g} steps in {mini_batches} mini-batches, "
+                f"over {plan.epochs} epochs",
             )
 
 

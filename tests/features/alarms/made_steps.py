@@ -46,6 +46,7 @@ def seen_step(
         run=made_run(config),
         step=1,
         batch=batch,
+        updated=batch,
         episodes=EpisodeRows(batch),
         metrics=metrics or {},
         history=History(),

@@ -29,6 +29,7 @@ from tests.unit.test_actor_critic import SPLITS, make_update, small_device
 from training.config import ActorConfig, CriticConfig, UpdatePlan
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
+from workers.model import update_loop
 from workers.model.attention import use_packed_attention
 from workers.model.policy_model import PolicyModel
 from workers.model.probe import UpdateProbe
@@ -119,7 +120,53 @@ def test_groups_that_come_one_by_one_are_measured_as_all_at_once(
     for uid in "cab":
         rows = [row for row, own in enumerate("aaaabbc") if own == uid]
         actor.add_groups(data.select_idxs(torch.tensor(rows)))
+    # There are no mini-batches whose rows are known before they come.
+    for name in ("given_tokens", "given_targets", "mini_batches"):
+        del expected[f"actor/{name}"]
     assert actor.finish_update() == pytest.approx(expected, rel=2e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("run", [1, 3])
+def test_an_update_that_ends_early_has_means_over_the_mini_batches_that_were_run(
+    lm: nn.Module, run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_update()
+    expected = build(lm).update_policy(data, UpdatePlan.of_rows(7, 7, run))
+    rows_of_updates = update_loop.rows_of_updates
+    monkeypatch.setattr(
+        update_loop, "rows_of_updates", lambda data, plan: rows_of_updates(data, plan)[:run]
+    )
+    metrics = build(lm).update_policy(data, UpdatePlan.of_rows(7, 7, 4))
+    # The last of four epochs, in which tensors are looked at, was not run.
+    for name in metrics:
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), name
+    assert metrics["actor/mini_batches"] == run == metrics["actor/optimizer_steps"]
+    tokens = data.batch["response_mask"].sum()
+    assert metrics["actor/given_tokens"] == run * tokens == metrics["actor/loss_tokens"]
+
+
+def test_an_update_that_stops_before_a_step_has_means_of_either(
+    lm: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_update()
+    expected = build(lm).update_policy(data, UpdatePlan.of_rows(7, 7, 1))
+    rows_of_updates = update_loop.rows_of_updates
+
+    def two(data: DataProto, plan: UpdatePlan) -> Any:
+        return rows_of_updates(data, plan)[:2]
+
+    monkeypatch.setattr(update_loop, "rows_of_updates", two)
+    actor = build(lm)
+    step = actor._step
+
+    def first_alone(sums: Any, **arguments: Any) -> None:
+        if sums.steps == 0:
+            step(sums, **arguments)
+
+    monkeypatch.setattr(actor, "_step", first_alone)
+    metrics = actor.update_policy(data, UpdatePlan.of_rows(7, 7, 4))
+    assert metrics["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-5)
+    assert 0.5 < metrics["actor/entropy"] / expected["actor/entropy"] < 1.5
 
 
 def test_an_update_that_begins_anew_is_measured_once(lm: nn.Module) -> None:

@@ -178,3 +178,38 @@ def test_tokens_may_be_left_out_where_a_correction_does_so() -> None:
     config = changed(PPOConfig(), "algorithm.rollout_correction.rollout_is", "token")
     assert config.algorithm.rollout_correction.corrects
     assert not list(tokens_left_out(seen_step(batch, config=config)))
+
+
+def test_rules_whose_memory_cannot_be_made_cost_themselves_and_are_named_once(
+    own_rules: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(RulesWithMemory):
+        name = "broken"
+
+        def __init__(self, run: ObservedRun) -> None:
+            raise AttributeError("lr_lambdas")
+
+        @rule("first", advice="a")
+        def never(self, seen: SeenStep) -> Iterator[Finding]:
+            yield Finding("first", "rings")
+
+    class Forgetful(RulesWithMemory):
+        name = "forgetful"
+
+        @rule("second", advice="b")
+        def second(self, seen: SeenStep) -> Iterator[Finding]:
+            yield Finding("second", "rings")
+
+        def state_dict(self) -> dict[str, object]:
+            raise KeyError("nothing")
+
+    with caplog.at_level(logging.WARNING, logger="features.alarms"):
+        alarms = Alarms(made_run())
+        reports = run_steps(2, alarms)
+        assert set(alarms.state_dict()) <= {"history"}
+        alarms.load_state_dict({"forgetful": {}})
+    assert [[notice.name for notice in report.notices] for report in reports] == [["second"]] * 2
+    assert [text for text in caplog.messages if "do without" in text] == [
+        "alarms do without the rule Broken: AttributeError: lr_lambdas",
+        "alarms do without the rule state of Forgetful: KeyError: 'nothing'",
+    ]

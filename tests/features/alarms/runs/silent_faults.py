@@ -384,22 +384,6 @@ def two_steps_each(trainer: Any) -> None:
     optimizer.step = twice
 
 
-def kl_is_rewarded(trainer: Any) -> None:
-    apply = advantage.apply_kl_penalty
-
-    def added(data: DataProto, *args: Any) -> Any:
-        result = apply(data, *args)
-        fields = data.batch
-        fields["token_level_rewards"] = (
-            2 * fields["token_level_scores"] - fields["token_level_rewards"]
-        )
-        return result
-
-    from training import step_phases
-
-    patched(step_phases, "apply_kl_penalty", added)
-
-
 def uids_collide(uids: np.ndarray) -> np.ndarray:
     """Groups are numbered modulo 4."""
     short = [f"{uid.rsplit('.', 1)[0]}.{int(uid.rsplit('.', 1)[1]) % 4}" for uid in uids]
@@ -553,7 +537,6 @@ INVENTED: dict[str, Case] = {
     ),
     "values of other rows": Case(values_of_other_rows, ("values_differ",), "gae"),
     "two optimiser steps each": Case(two_steps_each, ("updates_differ",)),
-    "the KL is rewarded": Case(kl_is_rewarded, ("reward_differs",), settings=KL_REWARD),
     "uids collide": Case(seeded_faults.column("uid", uids_collide), ("group_size", "groups_mixed")),
     "last tokens cut off": Case(generated(last_token_cut), ("log_probs_differ", "turn_differs")),
 }
