@@ -123,6 +123,51 @@ def test_an_optimizer_whose_state_holds_a_list_is_named_as_it_is_saved(tmp_path:
         )
 
 
+class Counting(torch.optim.SGD):
+    """Keeps Python numbers of each parameter, as optimisers of users' own do."""
+
+    def step(self, closure=None) -> None:
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["count"] = state.get("count", 0) + 1
+            state["factor"] = state.get("factor", 1.0) * 0.9
+
+
+def test_numbers_of_an_optimizers_state_are_saved_as_its_tensors_are(tmp_path: Path) -> None:
+    """They began anew in a resumed run, without a word."""
+    module, _, scheduler = trained(0)
+    optimizer = Counting(module.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        module(torch.ones(1, module[0].in_features)).sum().backward()
+        optimizer.step()
+    writer = CheckpointWriter()
+    model_state.save(writer, tmp_path, (module, optimizer, scheduler), ("optimizer",))
+    assert writer.is_written(wait=True)
+    other, _, other_scheduler = trained(1)
+    read = Counting(other.parameters(), lr=0.1, momentum=0.9)
+    model_state.load(tmp_path, (other, read, other_scheduler), ("optimizer",))
+    for ours, theirs in zip(module.parameters(), other.parameters(), strict=True):
+        expected = optimizer.state[ours]
+        found = read.state[theirs]
+        assert found["count"] == 3 and type(found["count"]) is int
+        assert found["factor"] == expected["factor"] and type(found["factor"]) is float
+        assert torch.equal(found["momentum_buffer"], expected["momentum_buffer"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float64, torch.int8])
+def test_a_buffer_of_any_dtype_is_read_again(tmp_path: Path, dtype: torch.dtype) -> None:
+    """A model with one was saved at each step, and could never be read."""
+    module, optimizer, scheduler = trained(0)
+    module.register_buffer("kept", torch.ones(3, dtype=dtype))
+    writer = CheckpointWriter()
+    model_state.save(writer, tmp_path, (module, optimizer, scheduler), ("model",))
+    assert writer.is_written(wait=True)
+    module.kept.zero_()
+    model_state.load(tmp_path, (module, optimizer, scheduler), ("model",))
+    assert module.kept.all()
+
+
 UNREADABLE = {
     "lambda": lambda x: x,
     "array": np.ones(2),

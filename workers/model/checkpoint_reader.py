@@ -20,10 +20,12 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from data.plain_pickles import NotPlain
 from training.config.plain_files import open_plain
 
+# Of tensors of every kind: a model's buffers and an optimiser's state may be of any.
+DTYPES = tuple(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))
 # The names that DCP's metadata may have, by module.
 ALLOWED_NAMES: dict[str, tuple[str, ...]] = {
     "pathlib": ("PosixPath",),
-    "torch": ("Size", "float32", "float16", "bfloat16", "int64", "uint8"),
+    "torch": ("Size", *DTYPES),
     "torch.serialization": ("_get_layout",),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
     "torch.distributed.checkpoint.metadata": (

@@ -170,7 +170,7 @@ def _load_optimizer(module: nn.Module, optimizer: Optimizer, folder: Path) -> No
     # Makes the state to read into, of every parameter.
     optimizer.state.clear()
     entries = dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT)
-    tensors = _tensors_of(entries)
+    tensors = _state_of(entries)
     saved = SafeReader(folder).read_metadata().state_dict_metadata.keys()
     for name, parameter in module.named_parameters():
         own = [key for key in tensors if key.rpartition(".")[0] == f"state.{name}"]
@@ -179,8 +179,15 @@ def _load_optimizer(module: nn.Module, optimizer: Optimizer, folder: Path) -> No
             del optimizer.state[parameter]
             for key in own:
                 del tensors[key], entries[key]
+    unsaved = [key for key in tensors if isinstance(entries[key], int | float) and key not in saved]
+    for key in unsaved:
+        # An older checkpoint, which kept tensors alone.
+        del tensors[key]
+    if unsaved and rank() == 0:
+        logger.warning("%s does not say %s, which begins anew", folder, unsaved[0])
     _load_tensors(tensors, folder)
-    dcp_state.set_optimizer_state_dict(module, optimizer, entries | tensors, options=FLAT)
+    state = {name: _like(entries[name], tensor) for name, tensor in tensors.items()}
+    dcp_state.set_optimizer_state_dict(module, optimizer, entries | state, options=FLAT)
 
 
 def _load_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
@@ -232,7 +239,7 @@ def optimizer_tensors(module: nn.Module, optimizer: Optimizer) -> dict[str, Tens
     if not optimizer.state:
         return {}
     try:
-        return _tensors_of(dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT))
+        return _state_of(dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT))
     # It flattens numbers and tensors alone.
     except NotImplementedError as error:
         raise CannotSave(
@@ -253,8 +260,24 @@ def _unsaved_entry(module: nn.Module, optimizer: Optimizer) -> str:
     return "what is neither a tensor nor a number"
 
 
-def _tensors_of(entries: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+def _state_of(entries: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns what an optimiser keeps of its parameters; a number, such as a count, as a tensor."""
+    state = {name: value for name, value in entries.items() if name.startswith("state.")}
+    return {
+        name: value if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype_of(value))
+        for name, value in state.items()
+        if isinstance(value, Tensor | int | float)
+    }
+
+
+def _dtype_of(number: float) -> torch.dtype:
+    """Returns the dtype that holds a Python number as it is."""
+    return torch.float64 if isinstance(number, float) else torch.int64
+
+
+def _like(entry: Any, tensor: Tensor) -> Any:
+    """Returns a read tensor as the entry was: as a tensor, or as a number of its type."""
+    return tensor if isinstance(entry, Tensor) else type(entry)(tensor.item())
 
 
 def try_settings(module: nn.Module, tokenizer: Tokenizer) -> None:
