@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # The feature whose records are shown.
 RECORDS = "records"
+# A run that is over before needs no process.
+FIRST_PAUSE_S = 60.0
 LEAST_PAUSE_S = 20.0
 # What is not made while the run goes on is to be waited for at its end.
 LARGEST_SHARE = 0.25
@@ -66,7 +68,7 @@ class LiveViewer(Observer):
         self._follower: Follower | None = None
         self._warned = False
         self._asked_at = 0.0
-        self._next = time.monotonic() + LEAST_PAUSE_S
+        self._next = time.monotonic() + FIRST_PAUSE_S
 
     @property
     def folder(self) -> Path:

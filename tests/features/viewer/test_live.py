@@ -63,6 +63,7 @@ def test_a_resumed_run_keeps_the_viewer_that_it_has(tmp_path: Path) -> None:
 def test_it_is_made_again_in_a_process_while_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(live, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
     make_run(tmp_path, Made(steps=1))
     watching = observer(tmp_path)
@@ -93,6 +94,7 @@ def test_the_process_ends_with_its_run(tmp_path: Path) -> None:
 def test_a_process_that_is_stopped_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(live, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
     make_run(tmp_path, Made(steps=3))
     watching = observer(tmp_path)
@@ -129,6 +131,7 @@ def test_what_is_no_viewer_is_left_alone_and_the_run_goes_on(
 def test_files_that_may_not_grow_cost_the_viewer_and_are_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(live, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
     make_run(tmp_path, Made(steps=1))
     watching = observer(tmp_path)
@@ -148,6 +151,7 @@ def test_a_process_that_cannot_make_the_viewer_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its output goes nowhere, so that on a full disk a long run lost its viewer without a word."""
+    monkeypatch.setattr(live, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
     monkeypatch.setattr(live, "LARGEST_SHARE", 1e9)
     make_run(tmp_path, Made(steps=1))
@@ -166,6 +170,7 @@ def test_a_process_that_cannot_make_the_viewer_is_told_once(
 def test_a_process_that_is_killed_is_told_and_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(live, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(live, "LEAST_PAUSE_S", 0.0)
     monkeypatch.setattr(live, "LARGEST_SHARE", 1e9)
     make_run(tmp_path, Made(steps=1))
