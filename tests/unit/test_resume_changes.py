@@ -37,7 +37,7 @@ def wider() -> model_state.State:
 
 
 def config(*changes: str) -> PPOConfig:
-    return load_config(["configs/quickstart.yaml", *changes], ask_engine=False).config
+    return load_config(["configs/quickstart.yaml", *changes], check=False).config
 
 
 @pytest.fixture
