@@ -34,14 +34,30 @@ def expandable_segments(device: torch.device) -> Iterator[None]:
     # PyTorch forgets the settings that are not named again.
     kept = [
         setting
-        for setting in torch._C._accelerator_getAllocatorSettings().split(",")
+        for setting in _allocator_settings().split(",")
         if setting and not setting.startswith("expandable_segments")
     ]
-    torch._C._accelerator_setAllocatorSettings(",".join([*kept, "expandable_segments:True"]))
+    _set_allocator_settings(",".join([*kept, "expandable_segments:True"]))
     try:
         yield
     finally:
-        torch._C._accelerator_setAllocatorSettings(",".join([*kept, "expandable_segments:False"]))
+        _set_allocator_settings(",".join([*kept, "expandable_segments:False"]))
+
+
+def _allocator_settings() -> str:
+    """Returns the settings of PyTorch's allocator; torch 2.11 tells those of its start alone."""
+    if hasattr(torch._C, "_accelerator_getAllocatorSettings"):
+        return torch._C._accelerator_getAllocatorSettings()
+    named = os.environ.get("PYTORCH_ALLOC_CONF")
+    return named if named is not None else os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def _set_allocator_settings(settings: str) -> None:
+    """Sets them, by the name that this version of torch has."""
+    if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
+        torch._C._accelerator_setAllocatorSettings(settings)
+    else:
+        torch.cuda.memory._set_allocator_settings(settings)
 
 
 def limit_caches() -> None:
