@@ -88,7 +88,8 @@ def test_moments_are_whole_as_soon_as_they_are_in_cpu_memory(device) -> None:
         optimizer.step()
     state = optimizer.state[parameter]
     assert state["exp_avg"].device == CPU
-    assert torch.equal(state["exp_avg"], torch.full_like(state["exp_avg"], 0.1))
+    # The fused kernel rounds a tenth otherwise than torch.full does, in all places alike.
+    assert (state["exp_avg"] - 0.1).abs().max() < 1e-6
 
 
 def build_workers(task: Path, run_dir: Path, device: torch.device, *overrides: str) -> list[Worker]:

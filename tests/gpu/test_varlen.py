@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from workers.model.attention import packed_attention
-from workers.model.sequences import Sequences
+from workers.model.sequences import Sequences, to_device
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,7 +41,7 @@ def test_the_kernel_agrees_with_blocks(layout: str, heads: tuple[int, int]) -> N
     exact = [x.float().requires_grad_() for x in inputs]
     expected = with_gradients(packed_attention(*exact, sequences, 0.125), exact, upstream.float())
     on_gpu = [x.cuda().requires_grad_() for x in inputs]
-    output = packed_attention(*on_gpu, sequences.to(torch.device("cuda")), 0.125)
+    output = packed_attention(*on_gpu, to_device(sequences, torch.device("cuda")), 0.125)
     got = with_gradients(output, on_gpu, upstream.cuda())
     for a, b in zip(got, expected, strict=True):
         assert (a - b).norm() < 1e-2 * b.norm()
