@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from data.loading import is_users_file
 
-# Of a run that code ended with 0, and of a forked child that came back.
+# The exit code where code ends a run with 0, or where a forked child comes back.
 ENDED_EARLY = 1
 
 
@@ -73,7 +73,7 @@ def one_process(what: str) -> Iterator[None]:
                 f"{what} forked, and its child returned into the run: the child (process "
                 f"{os.getpid()}) is ended, the run goes on; end it by os._exit() in your code"
             )
-            # What is buffered is the parent's to write.
+            # The parent writes what is buffered.
             os._exit(ENDED_EARLY)
 
 

@@ -1,4 +1,4 @@
-"""What the programs' server logs of connections that its clients break.
+"""Logs connections that clients of the programs' server break.
 
 A program may drop a stream, or send what is no HTTP, as often as it likes, for each of which
 aiohttp logs a traceback. Invariant: such a fault has one line a server at most, and is counted;
@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from data.texts import text_of
 
-# What a client brings about. aiohttp's own classes, and those of the connection.
+# A client brings these about: aiohttp's own classes, and those of the connection.
 CLIENTS_FAULTS = (
     ConnectionError,
     asyncio.IncompleteReadError,

@@ -1,6 +1,6 @@
 """Where a whole GRPO step's time goes.
 
-The real trainer in one process, a Qwen2 of random weights, answers of full length; nothing is
+The real trainer in one process, a Llama of random weights, answers of full length; nothing is
 fetched.
 
 python -m tests.benchmarks.step_phases    0.5B parameters, 16 prompts x 8 answers of 256 tokens
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.prepare_tiny_prompts import make_tokenizer
 from tests.benchmarks.mfu import GIB, SIZES, Settings
@@ -36,7 +36,7 @@ def write_task(folder: Path, shape: Settings) -> None:
     torch.manual_seed(0)
     transformers.logging.disable_progress_bar()
     tokenizer = make_tokenizer()
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=max(shape.vocab, len(tokenizer)),
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -48,7 +48,7 @@ def write_task(folder: Path, shape: Settings) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    Qwen2ForCausalLM(config).save_pretrained(folder / "model")
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     rng = random.Random(0)
     with (folder / "train.jsonl").open("w") as file:
@@ -91,7 +91,8 @@ def overrides(folder: Path, args: argparse.Namespace) -> list[str]:
 def main(args: argparse.Namespace) -> str:
     """Runs WARMUP steps, then `steps`; returns the report."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as name:
+    # Records of the last step may still be written.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         write_task(folder, Settings(**SIZES[args.size]))
         trainer = build_trainer(load_config(overrides(folder, args)).config)
@@ -103,6 +104,7 @@ def main(args: argparse.Namespace) -> str:
             for key, value in metrics.items():
                 if key.startswith("timing_s/"):
                     seconds[key.removeprefix("timing_s/")].append(value)
+        trainer.shutdown()
     medians = {key: statistics.median(values) for key, values in seconds.items()}
     device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     lines = [
