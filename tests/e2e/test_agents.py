@@ -29,7 +29,7 @@ from data.seeds import seed_for
 from tests.cases import fast_and_long
 from tests.conftest import PROJECT
 from tests.e2e.agent_games import fate
-from tests.e2e.test_ray import NOISE, NOISE_OF_SUM, SUM
+from tests.e2e.test_ray import assert_same_step
 from tests.e2e.test_resume import run_and_kill, tensors
 from tests.e2e.test_training import ENGINES, ESTIMATORS, read_steps
 from training.agent_trainer import AgentTrainer
@@ -684,8 +684,7 @@ def test_two_ranks_in_the_game_give_the_numbers_of_one(
     for one, two in zip(
         without_times(tmp_path / "one"), without_times(tmp_path / "two"), strict=True
     ):
-        assert two.pop(SUM, 0.0) == pytest.approx(one.pop(SUM, 0.0), abs=NOISE_OF_SUM)
-        assert two == pytest.approx(one, rel=1e-5, abs=NOISE)
+        assert_same_step(one, two)
 
 
 @pytest.mark.long

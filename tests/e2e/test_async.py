@@ -13,7 +13,7 @@ import torch
 
 from data.protocol import DataProto
 from tests.e2e.test_agents import GRPO, fit, game_config, playing
-from tests.e2e.test_ray import NOISE, numbers
+from tests.e2e.test_ray import assert_same_step, numbers
 from tests.e2e.test_resume import tensors
 from tests.unit.test_rollout import build_engine, encode, model_spec, perturb
 from training.config.loader import ConfigError
@@ -55,7 +55,7 @@ def test_engines_of_their_own_give_the_numbers_of_colocated_ones(
     fit(game_config(tiny_game, tmp_path / "two", *three, *SPLIT))
     # They have half the threads each, which sum in another order.
     for one, other in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
-        assert other == pytest.approx(one, rel=1e-5, abs=NOISE)
+        assert_same_step(one, other)
 
 
 @pytest.mark.long

