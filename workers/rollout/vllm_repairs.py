@@ -10,6 +10,7 @@ Invariant: once an engine is built, transformers' classes and vLLM's are as they
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from workers.weight_sync.load_trial import Part, part_of, storage_of
 
 # Classes of transformers that vLLM changed, each with its own form for the engine's modules.
 OwnClasses = dict[type[nn.Module], type[nn.Module]]
+# Where vLLM has its classes that choose experts.
+ROUTERS = "vllm.model_executor.layers.fused_moe.router"
 
 
 def missing_settings(content: dict[str, Any]) -> dict[str, Any]:
@@ -158,11 +161,11 @@ def _whole_routers() -> Iterator[None]:
     vLLM 0.26 has no such class: what it routes otherwise is found when an engine is compared with
     the model at the start.
     """
-    try:
-        from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
-    except ModuleNotFoundError:
+    if find_spec(f"{ROUTERS}.cpu_router") is None:
         yield
         return
+    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+
     initialize = CPURouter.__init__
 
     def initialize_whole(router: Any, *args: Any, **kwargs: Any) -> None:
