@@ -257,12 +257,8 @@ class TextPages:
 
 
 def joined_texts(episodes: list[list[str]]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file of texts, as `TextPages` says."""
-    blocks = []
-    for texts in episodes:
-        # The mark in a text would be an end of it.
-        said = [text.replace(BETWEEN_TEXTS, " ") for text in texts]
-        blocks.append("".join(text + BETWEEN_TEXTS for text in said))
+    """Returns the arrays of a file of texts, as `TextPages` says, of those of `episode_texts`."""
+    blocks = ["".join(text + BETWEEN_TEXTS for text in texts) for texts in episodes]
     whole = "".join(blocks)
     if whole.isascii():
         ends = np.cumsum([len(block) for block in blocks], dtype=np.uint32)
@@ -273,5 +269,8 @@ def joined_texts(episodes: list[list[str]]) -> dict[str, np.ndarray]:
 
 
 def episode_texts(episode: RecordedEpisode) -> list[str]:
-    """Returns the texts that are searched, without those that an episode says twice."""
-    return list(dict.fromkeys(all_texts(episode)))
+    """Returns the texts that are searched, without those that an episode says twice.
+
+    What marks the end of a text is a blank within one.
+    """
+    return list(dict.fromkeys(text.replace(BETWEEN_TEXTS, " ") for text in all_texts(episode)))
