@@ -17,6 +17,8 @@ import base64
 import json
 import math
 import zlib
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +31,35 @@ MOST_NESTED = 60
 PLAIN_TYPES = frozenset({str, int, bool, type(None)})
 # Small dtypes that JavaScript has typed arrays for.
 DTYPES = {"<f4", "<f8", "<i4", "<i2", "|i1", "|u1", "<u4", "<u2"}
+# Values that hold no others, and that JSON nearly always has as they are.
+LEAF_TYPES = PLAIN_TYPES | {float}
+ENCODER = json.JSONEncoder(allow_nan=False)
+SORTING_ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True)
 
 
-def pack(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+@cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """Returns the name of a dtype in little endian; asked for each array, and there are many."""
+    return dtype.newbyteorder("<").str
+
+
+def pack(
+    header: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    encoded: Mapping[str, str] | None = None,
+) -> bytes:
     """Puts a header and 1-D arrays into one block of bytes, as the top of this file says.
 
     Args:
         header: in JSON's types, as `plain` returns it.
+        encoded: further entries of the header, which come first, as JSON's text.
     """
     described: dict[str, Any] = {}
     blocks: list[bytes] = []
     names_of_bytes: dict[bytes, str] = {}
     position = 0
     for name, array in arrays.items():
-        dtype = array.dtype.newbyteorder("<").str
+        dtype = _name_of(array.dtype)
         if dtype not in DTYPES:
             raise ValueError(f"an array of {array.dtype} has no counterpart in a page: {name}")
         data = np.ascontiguousarray(array, dtype=dtype).tobytes()
@@ -60,7 +77,11 @@ def pack(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
         padding = -len(data) % ALIGNMENT
         blocks += [data, bytes(padding)]
         position += len(data) + padding
-    text = json.dumps({**header, "arrays": described}, allow_nan=False).encode()
+    whole = ENCODER.encode({**header, "arrays": described})
+    if encoded:
+        first = [f"{ENCODER.encode(name)}: {text}" for name, text in encoded.items()]
+        whole = "{" + ", ".join([*first, whole[1:]])
+    text = whole.encode()
     text += b" " * (-(len(text) + 4) % ALIGNMENT)
     return b"".join([len(text).to_bytes(4, "little"), text, *blocks])
 
@@ -94,6 +115,30 @@ def plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
+def encode(value: Any, *, encoder: json.JSONEncoder = ENCODER) -> str:
+    """Returns the JSON of `plain(value)`, for a value whose keys are texts or integers.
+
+    Nearly all values are plain as they are, which the encoder finds out by itself, and faster.
+    """
+    if _is_shallow(value, MOST_NESTED - 1):
+        try:
+            return encoder.encode(value)
+        except (TypeError, ValueError):
+            # It holds a number that is not finite, or another object.
+            pass
+    return encoder.encode(plain(value))
+
+
+def _is_shallow(value: Any, room: int) -> bool:
+    """Returns whether no list or dict lies more than `room` deep in a list or dict."""
+    for entry in value.values() if isinstance(value, dict) else value:
+        if type(entry) in LEAF_TYPES or not isinstance(entry, dict | list | tuple):
+            continue
+        if room == 0 or not _is_shallow(entry, room - 1):
+            return False
+    return True
+
+
 def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the header and the arrays that `pack` was given."""
     start = 4 + int.from_bytes(packed[:4], "little")
@@ -120,9 +165,15 @@ class DataFolder:
         """Returns FOLDER/NAME.js."""
         return self.folder / f"{name}.js"
 
-    def write(self, name: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Writes FOLDER/NAME.js."""
-        packed = zlib.compress(pack(header, arrays), level=1)
+    def write(
+        self,
+        name: str,
+        header: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        encoded: Mapping[str, str] | None = None,
+    ) -> None:
+        """Writes FOLDER/NAME.js. Args: those of `pack`."""
+        packed = zlib.compress(pack(header, arrays, encoded), level=1)
         text = f'viewerData("{name}","{base64.b64encode(packed).decode()}");\n'
         path = self.path(name)
         if path.parent not in self._made:

@@ -4,6 +4,7 @@ Invariant: what is computed here never replaces what was recorded; the two are s
 other, and where they differ the page says by how much.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -163,7 +164,7 @@ class StepCredit:
         if self.batch is None or self.why_not:
             return None, self.why_not
         meta = self.columns.meta
-        batch = self.batch.select_idxs(range(len(self.batch)))
+        batch = copy.deepcopy(self.batch)
         try:
             compute_advantage(
                 batch,

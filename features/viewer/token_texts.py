@@ -55,12 +55,17 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
+        # Ids of tokens that hold a part of a character.
+        self._broken: set[int] = set()
         self._anchor: tuple[list[int], str] | None = None
 
     def of(self, token_id: int) -> str:
         """Returns an id's text inside a sentence; `#id` without a tokenizer."""
         if token_id not in self._texts:
-            self._texts[token_id] = self._decode_one(token_id)
+            text = self._decode_one(token_id)
+            self._texts[token_id] = text
+            if BROKEN in text:
+                self._broken.add(token_id)
         return self._texts[token_id]
 
     def joined(self, ids: np.ndarray) -> dict[int, str]:
@@ -71,7 +76,12 @@ class TokenTexts:
         """
         if self._tokenizer is None:
             return {}
-        broken = [place for place, one in enumerate(ids.tolist()) if BROKEN in self.of(one)]
+        listed = ids.tolist()
+        for one in set(listed) - self._texts.keys():
+            self.of(one)
+        if self._broken.isdisjoint(listed):
+            return {}
+        broken = [place for place, one in enumerate(listed) if one in self._broken]
         changed: dict[int, str] = {}
         for run in _runs(broken):
             text = self._tokenizer.decode(ids[run[0] : run[-1] + 1].tolist())
