@@ -1,9 +1,11 @@
 """Makes the viewer of one run or several: reads records step by step, writes pages as it goes.
 
-A step is read twice, a line at a time: first for what its groups and its estimator need of all
-episodes, then group by group for the pages. Files of data end where a step does, so that the viewer
+A step is gone through twice: first a line at a time for what its groups and its estimator need of
+all episodes, then group by group for the pages; what does not fit into HELD_BYTES is read once more
+for them. Files of data end where a step does, so that the viewer
 of a run that goes on keeps those of the steps that it has: `kept_state` says where to go on.
-Invariant: memory holds one step's outlines and one file of pages, not the run; the old viewer stays
+Invariant: memory holds one step's outlines, HELD_BYTES of its lines and one file of pages, not the
+run; the old viewer stays
 until the new one is whole, and is then replaced or, where it is kept, gets another manifest; and a
 viewer that was made bit by bit has the bytes of one that is made at once.
 """
@@ -87,6 +89,8 @@ DAMAGE = (
     ArithmeticError,
     RecursionError,
 )
+# Lines of so many bytes are not read again when a step is gone through for the second time.
+HELD_BYTES = 8 << 20
 # So many faults are told one by one.
 MOST_FAULTS = 200
 
@@ -644,7 +648,7 @@ def gradient_of(update: StepUpdate | None, rows: list[Any]) -> float:
 
 
 class StepReader:
-    """Reads a file of episodes twice: outlines of all, then episode by episode."""
+    """Goes through a file of episodes twice: outlines of all, then episode by episode."""
 
     def __init__(self, file: RecordFile, update: StepUpdate | None) -> None:
         self._file = file
@@ -653,6 +657,9 @@ class StepReader:
         self.outlines: list[Outline] = []
         self._turn_ids: dict[int, np.ndarray] = {}
         self._anchors: dict[str, list[str]] = {}
+        # Episodes that need not be read a second time, by the number of their line.
+        self._held: dict[int, RecordedEpisode] = {}
+        self._held_bytes = 0
         for line, text in read_lines(file.path):
             if text.strip():
                 self._outline(line, text)
@@ -666,6 +673,9 @@ class StepReader:
             return
         reward = episode.number("reward")
         self.outlines.append(Outline(line, episode.uid, episode.episode_id, reward))
+        if self._held_bytes + line.length <= HELD_BYTES:
+            self._held[line.number] = episode
+            self._held_bytes += line.length
         states = [turn.get("anchor") for turn in episode.turns]
         if all(isinstance(state, str) for state in states) and states:
             self._anchors[episode.episode_id] = [str(state) for state in states]
@@ -691,7 +701,13 @@ class StepReader:
         yield from groups.values()
 
     def read(self, outline: Outline) -> RecordedEpisode | None:
-        """Reads one episode's line once more; None where the file has changed since."""
+        """Returns a line's episode, once; None where its file had to be read again and has changed.
+
+        What was held of it is held no longer.
+        """
+        held = self._held.pop(outline.line.number, None)
+        if held is not None:
+            return held
         with self._file.path.open("rb") as lines:
             lines.seek(outline.line.start)
             text = lines.read(outline.line.length)

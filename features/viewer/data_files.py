@@ -131,12 +131,11 @@ def encode(value: Any, *, encoder: json.JSONEncoder = ENCODER) -> str:
 
 def _is_shallow(value: Any, room: int) -> bool:
     """Returns whether no list or dict lies more than `room` deep in a list or dict."""
-    for entry in value.values() if isinstance(value, dict) else value:
-        if type(entry) in LEAF_TYPES or not isinstance(entry, dict | list | tuple):
-            continue
-        if room == 0 or not _is_shallow(entry, room - 1):
-            return False
-    return True
+    entries = value.values() if isinstance(value, dict) else value
+    if LEAF_TYPES.issuperset(map(type, entries)):
+        return True
+    nested = [entry for entry in entries if isinstance(entry, dict | list | tuple)]
+    return not nested or (room > 0 and all(_is_shallow(entry, room - 1) for entry in nested))
 
 
 def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

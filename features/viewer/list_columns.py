@@ -223,7 +223,7 @@ def fate_bits(rows: list[ShownTokens]) -> int:
     """Returns a bit for each fate that a token of the episode has."""
     bits = 0
     for row in rows:
-        for fate in np.unique(row.columns["fate"]).tolist():
+        for fate in set(row.columns["fate"].tolist()):
             bits |= 1 << min(fate, 31)
     return bits
 

@@ -232,6 +232,45 @@ class StepCredit:
         return str(self.batch.non_tensor_batch["episode_id"][self.episodes.first[place]])
 
     @cached_property
+    def group_numbers(self) -> list[tuple[float, bool, float, float]]:
+        """Returns of each episode its group's size, whether it counts there, mean and spread."""
+        groups = self.groups
+        assert groups is not None
+        return list(
+            zip(
+                groups.size.tolist(),
+                groups.valid.tolist(),
+                groups.mean(groups.scores).tolist(),
+                groups.score_std().tolist(),
+                strict=True,
+            )
+        )
+
+    @cached_property
+    def member_rows(self) -> list[dict[str, Any]]:
+        """Returns of each episode what it is among the members of its group."""
+        assert self.groups is not None
+        return [
+            {
+                "episode_id": self.name_of_episode(place),
+                "score": score,
+                "tokens": tokens,
+                "deviation": deviation,
+                "counts": counts,
+                "advantage": self.mean_advantage(place),
+            }
+            for place, (score, tokens, deviation, counts) in enumerate(
+                zip(
+                    self.groups.scores.tolist(),
+                    self.episode_lengths.tolist(),
+                    self.groups.deviations.tolist(),
+                    self.groups.valid.tolist(),
+                    strict=True,
+                )
+            )
+        ]
+
+    @cached_property
     def episode_lengths(self) -> Tensor:
         """Counts each episode's sampled tokens: (E,) int64."""
         assert self.episodes is not None
