@@ -63,10 +63,11 @@ def turn_table(
         if credit.facts.compares == "states" and credit.anchors:
             row["same state"] = turns_of_same_state(credit, episode.episode_id, turn)
         rows.append(row)
-    names = [name for name in SENTENCES if any(name in row for row in rows)]
+    # All turns have the same numbers.
+    names = [name for name in SENTENCES if rows and name in rows[0]]
     return {
         "columns": [[name, SENTENCES[name]] for name in names],
-        "rows": [[row.get(name, "") for name in names] for row in rows],
+        "rows": [[row[name] for name in names] for row in rows],
     }
 
 

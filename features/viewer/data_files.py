@@ -17,7 +17,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ import numpy as np
 ALIGNMENT = 8
 # A record's own lists and dicts are shown down to here.
 MOST_NESTED = 60
+# A record's own lists and dicts lie in fewer of a page's.
+MOST_AROUND = 10
 # Types whose values are in JSON as they are.
 PLAIN_TYPES = frozenset({str, int, bool, type(None)})
 # Small dtypes that JavaScript has typed arrays for.
@@ -56,21 +58,23 @@ def pack(
     """
     described: dict[str, Any] = {}
     blocks: list[bytes] = []
-    names_of_bytes: dict[bytes, str] = {}
+    names_of_bytes: dict[tuple[str, bytes], str] = {}
     position = 0
     for name, array in arrays.items():
         dtype = _name_of(array.dtype)
         if dtype not in DTYPES:
             raise ValueError(f"an array of {array.dtype} has no counterpart in a page: {name}")
         data = np.ascontiguousarray(array, dtype=dtype).tobytes()
-        same = names_of_bytes.get(dtype.encode() + data)
+        content = (dtype, data)
+        same = names_of_bytes.get(content)
         if same is not None and len(data) > ALIGNMENT:
             described[name] = same
             continue
-        names_of_bytes[dtype.encode() + data] = name
+        names_of_bytes[content] = name
         repeated = 0
         one = data[: array.itemsize]
-        if len(array) > 1 and data == one * len(array):
+        # The last entry is looked at first: most arrays begin and end otherwise.
+        if len(array) > 1 and data.endswith(one) and data == one * len(array):
             repeated, data = len(array), one
         entries = len(data) // array.itemsize
         described[name] = [dtype, entries, position, repeated]
@@ -115,12 +119,18 @@ def plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
-def encode(value: Any, *, encoder: json.JSONEncoder = ENCODER) -> str:
+def encode(
+    value: Any, *, recorded: Sequence[Any] | None = None, encoder: json.JSONEncoder = ENCODER
+) -> str:
     """Returns the JSON of `plain(value)`, for a value whose keys are texts or integers.
 
     Nearly all values are plain as they are, which the encoder finds out by itself, and faster.
+
+    Args:
+        recorded: the parts of `value` that may be nested deep, if not all may; none of them lies
+            more than MOST_AROUND deep in it.
     """
-    if _is_shallow(value, MOST_NESTED - 1):
+    if _is_shallow([value] if recorded is None else recorded, MOST_NESTED - MOST_AROUND):
         try:
             return encoder.encode(value)
         except (TypeError, ValueError):
@@ -129,13 +139,17 @@ def encode(value: Any, *, encoder: json.JSONEncoder = ENCODER) -> str:
     return encoder.encode(plain(value))
 
 
-def _is_shallow(value: Any, room: int) -> bool:
-    """Returns whether no list or dict lies more than `room` deep in a list or dict."""
-    entries = value.values() if isinstance(value, dict) else value
-    if LEAF_TYPES.issuperset(map(type, entries)):
-        return True
-    nested = [entry for entry in entries if isinstance(entry, dict | list | tuple)]
-    return not nested or (room > 0 and all(_is_shallow(entry, room - 1) for entry in nested))
+def _is_shallow(values: Iterable[Any], room: int) -> bool:
+    """Returns whether no list or dict lies more than `room` deep in those of these values."""
+    for value in values:
+        if type(value) in LEAF_TYPES or not isinstance(value, dict | list | tuple):
+            continue
+        entries = value.values() if isinstance(value, dict) else value
+        if LEAF_TYPES.issuperset(map(type, entries)):
+            continue
+        if room == 0 or not _is_shallow(entries, room - 1):
+            return False
+    return True
 
 
 def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -85,9 +85,10 @@ class PageEpisode:
                     "prompt_texts": texts.joined(prompt_ids),
                 }
             )
-        description = encode(describe(episode, described, path, faults))
+        description = describe(episode, described, path, faults)
         tokens = sum(len(recorded) for recorded in episode.rows)
-        return cls(description, arrays, vocabulary, tokens)
+        text = encode(description, recorded=recorded_parts(description))
+        return cls(text, arrays, vocabulary, tokens)
 
 
 class EpisodePages:
@@ -156,6 +157,16 @@ def describe(
         "path": path,
         "faults": faults,
     }
+
+
+def recorded_parts(description: dict[str, Any]) -> list[Any]:
+    """Lists what stands in a description as it was recorded, however deep it may be nested."""
+    turns = list(description["turns"])
+    for attempt in description["failed_attempts"]:
+        turns += attempt["turns"]
+    parts = [description["facts"], *(row["parent"] for row in description["rows"])]
+    parts += [turn["facts"] for turn in turns]
+    return parts + [turn["behind"] for turn in turns if "behind" in turn]
 
 
 def describe_program(record: Any) -> list[list[str]]:

@@ -28,6 +28,7 @@ FILE_PAIRS = 1 << 16
 WAITING_PAIRS = 1 << 22
 # How long the sequences are.
 LENGTHS = (1, 2, 3, 4, 5)
+LENGTHS_COLUMN = np.array(LENGTHS, dtype=np.uint32)[:, None]
 # Mixes the characters of a sequence; the page's search.js has the same.
 MIX = np.uint32(0x9E3779B1)
 MIX_SHIFT = np.uint32(15)
@@ -98,7 +99,7 @@ def sequence_numbers(units: np.ndarray) -> np.ndarray:
     padded = np.zeros(size + longest, dtype=np.uint32)
     padded[:size] = units
     mixed = np.empty((longest, 2, size), dtype=np.uint32)
-    mixed[:] = np.array(LENGTHS, dtype=np.uint32)[:, None, None]
+    mixed[:] = LENGTHS_COLUMN[:, :, None]
     for place in range(longest):
         # The sequences that are longer than this.
         longer = mixed[place:]
@@ -114,13 +115,14 @@ def numbers_of(texts: list[str]) -> np.ndarray:
     units, lengths = joined_units(texts)
     # How much of its text follows a place: a sequence lies within one text.
     room = np.repeat(np.cumsum(lengths, dtype=np.int64), lengths) - np.arange(len(units))
-    is_within = room >= np.array(LENGTHS)[:, None]
+    is_within = room >= LENGTHS_COLUMN
     mixed = sequence_numbers(units)
     both = mixed[:, 0][is_within].astype(np.uint64)
     both <<= np.uint64(32)
     both |= mixed[:, 1][is_within]
     both = np.unique(both)
-    return np.stack([both >> np.uint64(32), both & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
+    # The number is the high half.
+    return both.astype("<u8", copy=False).view("<u4").reshape(-1, 2)[:, ::-1]
 
 
 class SearchIndex:

@@ -4,7 +4,6 @@ Invariant: what is computed here never replaces what was recorded; the two are s
 other, and where they differ the page says by how much.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -140,7 +139,7 @@ class StepCredit:
         why_not = _what_is_missing(estimator, batch)
         return cls(estimator, algorithm, columns, batch, why_not, anchors)
 
-    @property
+    @cached_property
     def facts(self) -> algos.EstimatorFacts:
         """Returns what the estimator says of itself; nothing is known of a user's own."""
         return algos.estimator_facts(self.estimator)
@@ -164,7 +163,7 @@ class StepCredit:
         if self.batch is None or self.why_not:
             return None, self.why_not
         meta = self.columns.meta
-        batch = copy.deepcopy(self.batch)
+        batch = DataProto(self.batch.batch.clone(), dict(self.batch.non_tensor_batch))
         try:
             compute_advantage(
                 batch,

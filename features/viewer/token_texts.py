@@ -5,6 +5,7 @@ that holds a part of a character is shown with its neighbours, whole.
 """
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,9 @@ def find_tokenizer(run_dir: Path, episodes_dir: Path) -> tuple[Any, str]:
 
     Returns: the tokenizer, or None, and what is to be said where it is missing.
     """
-    places = [episodes_dir / "tokenizer"]
-    model = _model_folder(run_dir / "config.yaml")
-    if model is not None:
-        places.append(model)
-    for place in places:
+    places = []
+    for place in _places(run_dir, episodes_dir):
+        places.append(place)
         if not place.is_dir() or special_file(place) is not None:
             continue
         try:
@@ -38,6 +37,14 @@ def find_tokenizer(run_dir: Path, episodes_dir: Path) -> tuple[Any, str]:
             logger.warning("%s holds no tokenizer that can be read: %s", place, error)
     looked = " and ".join(map(str, places))
     return None, f"no tokenizer was found ({looked}): tokens are shown as their ids"
+
+
+def _places(run_dir: Path, episodes_dir: Path) -> Iterator[Path]:
+    """Yields where a run's tokenizer may be; its config is read only where it is not there."""
+    yield episodes_dir / "tokenizer"
+    model = _model_folder(run_dir / "config.yaml")
+    if model is not None:
+        yield model
 
 
 def _model_folder(config: Path) -> Path | None:
