@@ -1,13 +1,12 @@
 """Makes the viewer of one run or several: reads records step by step, writes pages as it goes.
 
-A step is gone through twice: first a line at a time for what its groups and its estimator need of
-all episodes, then group by group for the pages; what does not fit into HELD_BYTES is read once more
-for them. Files of data end where a step does, so that the viewer
-of a run that goes on keeps those of the steps that it has: `kept_state` says where to go on.
-Invariant: memory holds one step's outlines, HELD_BYTES of its lines and one file of pages, not the
-run; the old viewer stays
-until the new one is whole, and is then replaced or, where it is kept, gets another manifest; and a
-viewer that was made bit by bit has the bytes of one that is made at once.
+A step is gone through twice (`step_reader`): first a line at a time for what its groups and its
+estimator need of all episodes, then group by group for the pages. Files of data end where a step
+does, so that the viewer of a run that goes on keeps those of the steps that it has: `kept_state`
+says where to go on. Invariant: memory holds one step's outlines, some of its episodes and one file
+of pages, not the run; the old viewer stays until the new one is whole, and is then replaced or,
+where it is kept, gets another manifest; and a viewer that was made bit by bit has the bytes of one
+that is made at once.
 """
 
 import fcntl
@@ -21,8 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from features.shared import ELEMENTS
 from features.viewer.credit_path import credit_path
@@ -57,13 +54,11 @@ from features.viewer.progress import showing
 from features.viewer.records import (
     RecordedEpisode,
     RecordFile,
-    RecordLine,
     list_files,
-    parse_episode,
-    read_lines,
 )
 from features.viewer.search_index import SearchIndex
-from features.viewer.step_credit import StepCredit, read_algorithm
+from features.viewer.step_credit import StepCredit
+from features.viewer.step_reader import Outline, StepReader
 from features.viewer.token_columns import (
     COLUMNS,
     FateNames,
@@ -90,8 +85,6 @@ DAMAGE = (
     ArithmeticError,
     RecursionError,
 )
-# Lines of so many bytes are not read again when a step is gone through for the second time.
-HELD_BYTES = 8 << 20
 # So many faults are told one by one.
 MOST_FAULTS = 200
 
@@ -108,16 +101,6 @@ class RecordedRun:
     def label(self) -> str:
         """Returns what the run is called on a page."""
         return "/".join(self.folder.resolve().parts[-2:])
-
-
-@dataclass(frozen=True)
-class Outline:
-    """Holds what a step needs of an episode before its page is made."""
-
-    line: RecordLine
-    uid: str
-    episode_id: str
-    reward: float
 
 
 @dataclass(frozen=True)
@@ -512,9 +495,7 @@ class ViewerBuilder:
         for fault in reader.faults:
             self.report.add_fault(f"{run.label}: {fault}")
 
-    def _add_line(
-        self, reader: "StepReader", outline: Outline, step: Step, no_spread: bool
-    ) -> None:
+    def _add_line(self, reader: StepReader, outline: Outline, step: Step, no_spread: bool) -> None:
         """Writes the episode of a line; what its record lacks costs that episode alone."""
         try:
             episode = reader.read(outline)
@@ -662,74 +643,3 @@ def gradient_of(update: StepUpdate | None, rows: list[Any]) -> float:
     shares = update.columns.rows["gradient_share"]
     places = [row.place for row in rows if row.place is not None]
     return float(shares[places].sum()) if places else float("nan")
-
-
-class StepReader:
-    """Goes through a file of episodes twice: outlines of all, then episode by episode."""
-
-    def __init__(self, file: RecordFile, update: StepUpdate | None) -> None:
-        self._file = file
-        self._update = update
-        self.faults: list[str] = []
-        self.outlines: list[Outline] = []
-        self._turn_ids: dict[int, np.ndarray] = {}
-        self._anchors: dict[str, list[str]] = {}
-        # Episodes that need not be read a second time, by the number of their line.
-        self._held: dict[int, RecordedEpisode] = {}
-        self._held_bytes = 0
-        for line, text in read_lines(file.path):
-            if text.strip():
-                self._outline(line, text)
-
-    def _outline(self, line: RecordLine, text: bytes) -> None:
-        """Keeps what the step needs of one line."""
-        try:
-            episode = parse_episode(text)
-        except ValueError as error:
-            self.faults.append(f"{self._file.path.name} line {line.number} {error}")
-            return
-        reward = episode.number("reward")
-        self.outlines.append(Outline(line, episode.uid, episode.episode_id, reward))
-        if self._held_bytes + line.length <= HELD_BYTES:
-            self._held[line.number] = episode
-            self._held_bytes += line.length
-        states = [turn.get("anchor") for turn in episode.turns]
-        if all(isinstance(state, str) for state in states) and states:
-            self._anchors[episode.episode_id] = [str(state) for state in states]
-        if self._update is None:
-            return
-        for number, row in enumerate(episode.rows):
-            place = self._update.places.get((episode.episode_id, number))
-            if place is not None:
-                self._turn_ids[place] = row.tokens["turn_ids"]
-
-    def credit(self, run_dir: Path) -> StepCredit:
-        """Prepares what computes the step's advantages again."""
-        assert self._update is not None
-        columns = self._update.columns
-        algorithm = read_algorithm(run_dir, columns.meta)
-        return StepCredit.of(columns, algorithm, self._turn_ids, self._anchors)
-
-    def groups(self) -> Iterator[list[Outline]]:
-        """Yields the episodes by group, in the order of the groups' first lines."""
-        groups: dict[str, list[Outline]] = {}
-        for outline in self.outlines:
-            groups.setdefault(outline.uid, []).append(outline)
-        yield from groups.values()
-
-    def read(self, outline: Outline) -> RecordedEpisode | None:
-        """Returns a line's episode, once; None where its file had to be read again and has changed.
-
-        What was held of it is held no longer.
-        """
-        held = self._held.pop(outline.line.number, None)
-        if held is not None:
-            return held
-        with self._file.path.open("rb") as lines:
-            lines.seek(outline.line.start)
-            text = lines.read(outline.line.length)
-        try:
-            return parse_episode(text)
-        except ValueError as error:
-            self.faults.append(f"{self._file.path.name} line {outline.line.number} {error}")
-            return None

@@ -15,9 +15,13 @@ from features.viewer.data_files import DataFolder
 from features.viewer.episode_pages import episode_texts, joined_texts
 from features.viewer.records import RecordedEpisode
 from features.viewer.search_index import (
+    CHECK_MIX,
+    LENGTHS,
     LONG_STEP,
+    MIX,
     IndexPart,
     SearchIndex,
+    code_units,
     decode_postings,
     encode_postings,
     fold,
@@ -107,6 +111,30 @@ def test_a_texts_sequences_are_among_those_of_what_holds_it(text: str, data: st.
     part = data.draw(st.sampled_from([text[start:end], fold(text[start:end])]))
     numbers = {tuple(number) for number in numbers_of([part]).tolist()}
     assert numbers <= {tuple(number) for number in numbers_of([text]).tolist()}
+
+
+def mixed(units: list[int], mix: int) -> int:
+    """Mixes a sequence's characters as the page's search.js does."""
+    number = len(units)
+    for unit in units:
+        number = ((number ^ unit) * mix) % 2**32
+        number ^= number >> 15
+    return number
+
+
+@given(st.lists(st.text(max_size=9), max_size=4))
+def test_numbers_are_those_that_the_page_looks_up(texts: list[str]) -> None:
+    expected = set()
+    for text in texts:
+        units = code_units(text).tolist()
+        for length in LENGTHS:
+            for start in range(len(units) - length + 1):
+                sequence = units[start : start + length]
+                check = mixed(sequence, int(CHECK_MIX)) | 1
+                expected.add((mixed(sequence, int(MIX)), check))
+    numbers = numbers_of(texts)
+    assert numbers.shape == (len(expected), 2) and numbers.dtype == np.uint32
+    assert numbers.tolist() == [list(pair) for pair in sorted(expected)]
 
 
 def test_lone_surrogates_and_other_scripts_have_sequences() -> None:
