@@ -78,7 +78,8 @@
   // Looks into all texts that are in memory.
   async function lookIntoKept(found) {
     const pause = pauses();
-    for (let number = 0; number < viewer.countTexts(); number += 1) {
+    const count = viewer.countTexts();
+    for (let number = 0; number < count; number += 1) {
       const file = viewer.keptTexts(number);
       if (file) lookInto(found, file);
       await pause();
