@@ -70,6 +70,8 @@ class Feature:
         modes: an option of the command line, such as --plan -> "module:function", which is called
             in place of training with the words of the command line and the signals that end it,
             and returns the exit code.
+        model_options: options whose value names a model, a checkpoint or a run; a path that is not
+            there is refused before such a function's module is imported.
         usage: what --help says of them, a line for each.
         kinds: "module:NAME" of the kinds of episodes; see workers/rollout/kinds.py.
         services: "module:function", (config, may they write files) -> list of `SideService`, which
@@ -100,6 +102,7 @@ class Feature:
     read_probes: str | None = None
     sync_probes: str | None = None
     modes: Mapping[str, str] = field(default_factory=dict)
+    model_options: tuple[str, ...] = ()
     usage: str = ""
     kinds: tuple[str, ...] = ()
     services: str | None = None

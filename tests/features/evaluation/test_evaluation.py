@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from features.evaluation.command import distinct_names, read_words
+from features.evaluation.command import distinct_names
+from features.evaluation.command_line import read_words
 from features.evaluation.config import DO_SAMPLE, evaluation_config, require_tasks, with_samples
 from features.evaluation.evaluated_model import EvaluatedModel, find_model
 from features.evaluation.evaluated_weights import EvaluatedWeights
