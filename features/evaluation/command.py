@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from data.watchdog import watching
-from features.evaluation.command_line import Wanted
 from features.evaluation.config import evaluation_config
 from features.evaluation.evaluated_model import EvaluatedModel, find_model
 from features.evaluation.evaluation import (
@@ -32,6 +31,7 @@ from features.evaluation.summary import (
     require_same_tasks,
     say_difference,
 )
+from features.evaluation.words import Wanted
 from training.config import PPOConfig
 from training.config.checks import check_config
 from training.config.loader import ConfigError

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from features.evaluation.command import distinct_names
-from features.evaluation.command_line import read_words
 from features.evaluation.config import DO_SAMPLE, evaluation_config, require_tasks, with_samples
 from features.evaluation.evaluated_model import EvaluatedModel, find_model
 from features.evaluation.evaluated_weights import EvaluatedWeights
@@ -24,6 +23,7 @@ from features.evaluation.summary import (
     say_difference,
     summarise,
 )
+from features.evaluation.words import read_words
 from tests.conftest import PROJECT
 from training.config import ModelConfig, PPOConfig
 from training.config.cross_checks import cross_problems

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from features.evaluation.command import require_in_run
-from features.evaluation.command_line import evaluate_command, read_words
+from features.evaluation.command_line import evaluate_command
 from features.evaluation.evaluated_model import _peft_folder, _with_recorded
+from features.evaluation.words import read_words
 from scripts import replay
 from tests.conftest import PROJECT
 from training.config import ModelConfig
