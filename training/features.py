@@ -242,14 +242,23 @@ def folder_of(name: str) -> str:
 def require_feature(name: str, what: str) -> None:
     """Requires that a feature is here, before its modules are imported for `what`.
 
+    Args:
+        what: a program of this project's, as scripts/replay.py.
     Raises:
         ImportError: it is not.
+        SystemExit: it is not, and `what` is the program that runs: the sentence alone is printed.
     """
-    if name not in features():
-        raise ImportError(
-            f"{what} is a part of {folder_of(name)}, which is not here: put the folder back, or do "
-            "without it"
-        )
+    if name in features():
+        return
+    problem = (
+        f"{what} is a part of {folder_of(name)}, which is not here: put the folder back, or do "
+        "without it"
+    )
+    running = vars(sys.modules["__main__"]).get("__file__")
+    if running is not None and Path(running).resolve() == FOLDER.parent / what:
+        print(problem, file=sys.stderr)
+        raise SystemExit(2)
+    raise ImportError(problem)
 
 
 def sections() -> dict[str, type]:
