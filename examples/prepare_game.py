@@ -224,7 +224,7 @@ def tell_what_is_there(config: PPOConfig, folder: Path) -> None:
     lacking = lacking_words(config, folder)
     if lacking:
         shown = ", ".join(lacking[:MAX_WORDS_SHOWN]) + (", …" * (len(lacking) > MAX_WORDS_SHOWN))
-        sys.exit(f"{place}: its tokenizer lacks {len(lacking)} words of the game ({shown}): {fix}")
+        sys.exit(f"{place}: its tokenizer lacks words of the game ({shown}): {fix}")
 
 
 def prepare(config: PPOConfig, games: int = GAMES, steps: int = STEPS) -> Path:
