@@ -123,7 +123,7 @@ def test_command_line_prints_the_table_and_the_pictures_place(tmp_path):
     failed = subprocess.run(
         [*command[:-1], str(tmp_path / "none")], cwd=ROOT, capture_output=True, text=True
     )
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert failed.stderr.startswith(f"python -m features.run_page.report: {tmp_path}/none holds no")
 
 
