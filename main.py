@@ -113,19 +113,20 @@ def run_in_mode(mode: str, words: list[str], signals: EndingSignals, *, debug: b
 
     What a user's own code raises keeps its traceback, as in a step.
     """
-    from training.run.abort_policy import EnvironmentsFail
-    from training.run.named_model import CannotUse
-
     try:
         return run_mode(mode, words, signals)
     except ConfigError as error:
         print_config_error(error)
         return 2
-    except (CannotUse, EnvironmentsFail) as error:
-        print(error, file=sys.stderr)
-        return MEND
-    except (ValueError, OSError, ImportError) as error:
-        if debug:
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        # They import torch, which what is refused at once does not wait for.
+        from training.run.abort_policy import EnvironmentsFail
+        from training.run.named_model import CannotUse
+
+        if isinstance(error, CannotUse | EnvironmentsFail):
+            print(error, file=sys.stderr)
+            return MEND
+        if debug or not isinstance(error, ValueError | OSError | ImportError):
             raise
         print(f"{type(error).__name__}: {text_of(error)}; --debug shows where", file=sys.stderr)
         return 1

@@ -34,6 +34,7 @@ from custom.env_calls import (
     check_observation,
     check_reward,
     located,
+    parameters_of,
     raised,
     reset_environment,
     shown,
@@ -425,7 +426,7 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
 
 def require_trajectory_function(reward_fn: RewardFn) -> None:
     """Raises BadRewardFunction where a function cannot be called as `reward_of` calls it."""
-    signature = inspect.signature(reward_fn)
+    signature = parameters_of(reward_fn)
     arguments = [None, None] if _takes_environment(reward_fn) else [None]
     try:
         signature.bind(*arguments)

@@ -311,6 +311,15 @@ def located(function: Any, name: str) -> str:
     return f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
+def parameters_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Returns a function's signature without what it returns, as sentences show it.
+
+    Raises:
+        TypeError, ValueError: it has none.
+    """
+    return inspect.signature(function).replace(return_annotation=inspect.Signature.empty)
+
+
 def code_of(function: Any) -> CodeType | None:
     """Returns a function's code, a partial's or a callable object's too; None where it has none."""
     while isinstance(function, partial):

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from custom.env import BadEnvironment
+from custom.env_calls import parameters_of
 from data.brought import brought, folder_without
 from data.loading import load_object
 from data.texts import text_of
@@ -157,6 +158,6 @@ def taker_of(make: Any, kwargs: Mapping[str, Any]) -> Any:
         inspect.signature(taker).bind(**kwargs)
     except TypeError as error:
         raise ValueError(
-            f"{make.__name__} takes {inspect.signature(taker)}, not {sorted(kwargs)}: {error}"
+            f"{make.__name__} takes {parameters_of(taker)}, not {sorted(kwargs)}: {error}"
         ) from error
     return taker

@@ -11,6 +11,7 @@ import importlib.util
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,13 +28,15 @@ _LIBRARIES = [Path(sysconfig.get_path("stdlib")), *(_PROJECT / name for name in 
 _LOADING = threading.RLock()
 
 
-def load_extern_object(path: str, name: str) -> Any:
+def load_extern_object(path: str, name: str, fits: Callable[[Any], bool] | None = None) -> Any:
     """Loads the object `name` that the file `path` defines.
 
     A file is executed once per process, however often and under whatever spelling it is named, so
     that its classes keep their identity and its registrations happen once. An exception inside it
     keeps its own traceback.
 
+    Args:
+        fits: tells of what may be meant; an error names no other, where there is any.
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is not Python, or does not define the name.
@@ -47,7 +50,7 @@ def load_extern_object(path: str, name: str) -> Any:
             )
         module = _module_of(file) or _execute(file, path)
     if name not in vars(module):
-        raise ValueError(f"{path} {_lacks(module, name)}")
+        raise ValueError(f"{path} {_lacks(module, name, fits)}")
     return vars(module)[name]
 
 
@@ -86,9 +89,11 @@ def is_users_file(filename: str) -> bool:
     return not any(path.is_relative_to(folder) for folder in _LIBRARIES)
 
 
-def _lacks(module: ModuleType, name: str) -> str:
+def _lacks(module: ModuleType, name: str, fits: Callable[[Any], bool] | None = None) -> str:
     """Says that a module lacks a name, which ones it defines itself, and the nearest of them."""
     own = [known for known in vars(module) if _is_defined_in(module, known)]
+    if fits is not None:
+        own = [known for known in own if fits(vars(module)[known])] or own
     if name[:1].isupper():
         # A class is looked for; where there is none, whatever is there.
         own = [known for known in own if isinstance(vars(module)[known], type)] or own

@@ -24,7 +24,7 @@ from prepare_tiny_prompts import SPECIAL, completed, make_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from custom.agent import Agent, AgentSpec, as_user_messages
 from custom.env import Task
@@ -34,9 +34,14 @@ from training.building import read_tasks
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
 from training.episode_batches import as_tasks
+from training.run.files import from_here
 from workers.multi_turn_rollout import agent_specs
 
 GAMES = 1000
+# So many are played to know whether a tokenizer that is there has their words.
+FEW_GAMES = 100
+# A sentence lists at most so many words.
+MAX_WORDS_SHOWN = 8
 STEPS = 200
 BATCH = 64
 # Steps between two lines that say how far it is.
@@ -176,20 +181,67 @@ def warm_up(
         optimizer.zero_grad()
 
 
-def prepare(config: PPOConfig, games: int = GAMES, steps: int = STEPS) -> Path:
-    """Writes the model that the config names; returns its folder, which stays where it is there."""
-    path = config.actor_rollout_ref.model.path
-    if path is None:
-        sys.exit("actor_rollout_ref.model.path is missing: name the folder that is to be made")
+def _words_in(conversations: list[list[dict[str, Any]]]) -> dict[str, None]:
+    """Returns the words of some games, each once, in their order."""
+    texts = [message["content"] for messages in conversations for message in messages]
+    return dict.fromkeys(" ".join(texts).split())
+
+
+def _spec_to_play(config: PPOConfig) -> AgentSpec:
+    """Returns how the agent is built whose games are played; exits where there is no game."""
     if not config.environments:
         sys.exit("agent.environment is missing: give the path and cls of the game")
-    folder = Path(path)
-    if folder.exists():
-        return folder
-    torch.manual_seed(0)
     [spec, *_] = agent_specs(config)
     if not isinstance(spec, AgentSpec):
         sys.exit("a program plays by itself: name a game to prepare for")
+    return spec
+
+
+def lacking_words(config: PPOConfig, folder: Path, games: int = FEW_GAMES) -> list[str]:
+    """Lists the words of some games that the tokenizer in a folder lacks; plays them to know."""
+    if not (folder / "tokenizer.json").is_file():
+        return []
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.unk_token_id is None:
+        return []
+    spec = _spec_to_play(config)
+    agent = spec.build()
+    turns = spec.max_turn or config.agent.max_turn
+    words = _words_in(play_games(agent, games, turns, _tasks_of(config)))
+    agent.close()
+    return [
+        word
+        for word in words
+        if tokenizer.unk_token_id in tokenizer.encode(word, add_special_tokens=False)
+    ]
+
+
+def tell_what_is_there(config: PPOConfig, folder: Path) -> None:
+    """Says that a folder is there already; exits where its tokenizer lacks words of the game."""
+    place = from_here(folder)
+    fix = "delete it or give another path"
+    print(f"{place} is there already, nothing was made: {fix}", flush=True)
+    lacking = lacking_words(config, folder)
+    if lacking:
+        shown = ", ".join(lacking[:MAX_WORDS_SHOWN]) + (", …" * (len(lacking) > MAX_WORDS_SHOWN))
+        sys.exit(f"{place}: its tokenizer lacks words of the game ({shown}): {fix}")
+
+
+def prepare(config: PPOConfig, games: int = GAMES, steps: int = STEPS) -> Path:
+    """Writes the model that the config names; returns its folder, which stays where it is there.
+
+    Raises:
+        SystemExit: it is there, and its tokenizer lacks words of the game; or nothing can be made.
+    """
+    path = config.actor_rollout_ref.model.path
+    if path is None:
+        sys.exit("actor_rollout_ref.model.path is missing: name the folder that is to be made")
+    folder = Path(path)
+    spec = _spec_to_play(config)
+    if folder.exists():
+        tell_what_is_there(config, folder)
+        return folder
+    torch.manual_seed(0)
     agent = spec.build()
     max_turn = spec.max_turn or config.agent.max_turn
     print(f"playing {games} games with answers of sample_action", flush=True)
@@ -217,6 +269,6 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(f"{__doc__.splitlines()[0]}")
     try:
-        print(prepare(load_config(sys.argv[1:], check=False).config))
+        print(from_here(prepare(load_config(sys.argv[1:], check=False).config)))
     except ConfigError as error:
         sys.exit(str(error))

@@ -237,7 +237,9 @@ class _EnvironmentTrial:
         logger.warning(
             f"{name}: the model's tokenizer does not know {len(unknown)} of the {len(words)} words "
             f"of a first prompt ({shown}): it reads them all as {tokenizer.unk_token}, and can "
-            "write none of them"
+            "write none of them. Where examples/prepare_game.py made the model, delete its "
+            f"folder, actor_rollout_ref.model.path={self.config.actor_rollout_ref.model.path}, and "
+            "run that program again; else give a model whose tokenizer has these words"
         )
 
     def _advice(self, reply: StepReply) -> str:

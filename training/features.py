@@ -70,6 +70,8 @@ class Feature:
         modes: an option of the command line, such as --plan -> "module:function", which is called
             in place of training with the words of the command line and the signals that end it,
             and returns the exit code.
+        model_options: options whose value names a model, a checkpoint or a run; a path that is not
+            there is refused before such a function's module is imported.
         usage: what --help says of them, a line for each.
         kinds: "module:NAME" of the kinds of episodes; see workers/rollout/kinds.py.
         services: "module:function", (config, may they write files) -> list of `SideService`, which
@@ -100,6 +102,7 @@ class Feature:
     read_probes: str | None = None
     sync_probes: str | None = None
     modes: Mapping[str, str] = field(default_factory=dict)
+    model_options: tuple[str, ...] = ()
     usage: str = ""
     kinds: tuple[str, ...] = ()
     services: str | None = None
@@ -239,14 +242,23 @@ def folder_of(name: str) -> str:
 def require_feature(name: str, what: str) -> None:
     """Requires that a feature is here, before its modules are imported for `what`.
 
+    Args:
+        what: a program of this project's, as scripts/replay.py.
     Raises:
         ImportError: it is not.
+        SystemExit: it is not, and `what` is the program that runs: the sentence alone is printed.
     """
-    if name not in features():
-        raise ImportError(
-            f"{what} is a part of {folder_of(name)}, which is not here: put the folder back, or do "
-            "without it"
-        )
+    if name in features():
+        return
+    problem = (
+        f"{what} is a part of {folder_of(name)}, which is not here: put the folder back, or do "
+        "without it"
+    )
+    running = vars(sys.modules["__main__"]).get("__file__")
+    if running is not None and Path(running).resolve() == FOLDER.parent / what:
+        print(problem, file=sys.stderr)
+        raise SystemExit(2)
+    raise ImportError(problem)
 
 
 def sections() -> dict[str, type]:

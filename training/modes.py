@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from data.loading import load_object
+from training.config.loader import ConfigError
+from training.config.resources.models import missing_place
 from training.features import features, folder_without, named
 from training.run.signals import EndingSignals
 
@@ -44,8 +46,34 @@ def describe_missing_mode(argv: Sequence[str]) -> str | None:
     return None
 
 
+def require_models(argv: Sequence[str]) -> None:
+    """Requires that the models, checkpoints and runs among the words are there.
+
+    Raises:
+        ConfigError: there is no such path, and it is in no form of a hub's name.
+    """
+    options = [option for feature in features().values() for option in feature.model_options]
+    problems = []
+    for place, word in enumerate(argv):
+        option, has_value, value = word.partition("=")
+        if option not in options:
+            continue
+        if not has_value:
+            value = next(iter(argv[place + 1 :]), "")
+        missing = missing_place(value) if value else None
+        if missing is not None:
+            problems.append(f"{option}: {missing}")
+    if problems:
+        raise ConfigError(problems)
+
+
 def run_mode(option: str, argv: Sequence[str], signals: EndingSignals) -> int:
-    """Does what the option names; returns the exit code."""
+    """Does what the option names; returns the exit code.
+
+    Raises:
+        ConfigError: a path among the words is not there; and what the function raises.
+    """
+    require_models(argv)
     function: ModeFunction = load_object(modes()[option], option)
     return function(argv, signals)
 

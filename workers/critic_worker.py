@@ -39,6 +39,7 @@ class CriticWorker(TrainingWorker):
             module,
             self.device,
             ranks=self.ranks_per_sequence(),
+            role="critic",
         )
         check_training(module)
         model = ValueModel(module)

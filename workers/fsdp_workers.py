@@ -166,6 +166,7 @@ class ActorRolloutRefWorker(TrainingWorker):
             lm,
             self.device,
             ranks=self.ranks_per_sequence(),
+            role="actor" if trainable else "reference",
         )
         if trainable:
             check_forward(lm)

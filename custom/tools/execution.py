@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from custom.env_calls import Abandoned, cut_middle, located
+from custom.env_calls import Abandoned, cut_middle, located, parameters_of
 from custom.tools.argument_types import with_types
 from custom.tools.calls import Outcome
 from custom.tools.definition import Tool, ToolError
@@ -35,9 +35,46 @@ def make_validator(tool: Tool) -> Any:
         validator.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ValueError(
-            f"the parameters of tool {tool.definition.name!r}: {error.message}"
+            f"the parameters of tool {tool.definition.name!r}: {_describe_fault(error)}"
         ) from error
     return validator
+
+
+# Types that are written as Python names them.
+PYTHON_TYPES = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "list": "array",
+    "tuple": "array",
+    "dict": "object",
+    "None": "null",
+    "NoneType": "null",
+}
+SCHEMA_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+
+
+def _describe_fault(error: Any) -> str:
+    """Says where a schema is none; of a type that there is not, which there are.
+
+    Args:
+        error: jsonschema's SchemaError.
+    """
+    place = [str(step) for step in error.absolute_path]
+    where = ".".join(place)
+    if "type" not in place[-2:]:
+        return f"{where}: {error.message}" if where else str(error.message)
+    given = error.instance if isinstance(error.instance, list) else [error.instance]
+    unknown = [each for each in given if each not in SCHEMA_TYPES]
+    if not unknown:
+        return f"{where}: {error.message}"
+    name = str(unknown[0])
+    if name in PYTHON_TYPES:
+        hint = f" Did you mean {PYTHON_TYPES[name]!r}?"
+    else:
+        hint = did_you_mean(name, SCHEMA_TYPES)
+    return f"{where}={name!r} is no type of a schema; allowed: {', '.join(SCHEMA_TYPES)}.{hint}"
 
 
 # Where a schema has one of these, its properties are not all that it allows.
@@ -55,7 +92,7 @@ def require_same_arguments(tool: Tool) -> None:
         return
     promised = list(schema.get("properties", {}))
     called = _called_with_arguments(tool)
-    signature = inspect.signature(called)
+    signature = parameters_of(called)
     parameters = list(signature.parameters.values())
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     taken = [parameter.name for parameter in parameters if parameter.kind in by_name]

@@ -135,6 +135,11 @@ PARSERS: dict[str, Any] = {
 }
 
 
+def parser_names() -> list[str]:
+    """Lists the names of the parsers that there are, those of families included."""
+    return sorted([*PARSERS, *FAMILIES])
+
+
 def get_parser(name: str) -> ActionParser:
     """Makes the parser of a name, a family's included; ValueError names the nearest."""
     return registered(PARSERS | FAMILIES, "agent.parser", name)()

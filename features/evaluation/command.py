@@ -1,23 +1,20 @@
-"""Evaluates from the command line: `python main.py CONFIG.yaml --eval MODEL [--against OTHER]`.
+"""Evaluates what the command line asks for (features/evaluation/command_line.py).
 
 Invariant: results are on disk before anything is said about them.
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from data.watchdog import watching
-from features.evaluation.config import evaluation_config, require_tasks, with_samples
+from features.evaluation.config import evaluation_config
 from features.evaluation.evaluated_model import EvaluatedModel, find_model
 from features.evaluation.evaluation import (
-    PASS_REWARD,
     RESULT,
     Evaluation,
     evaluate_model,
@@ -34,96 +31,20 @@ from features.evaluation.summary import (
     require_same_tasks,
     say_difference,
 )
+from features.evaluation.words import Wanted
 from training.config import PPOConfig
 from training.config.checks import check_config
-from training.config.command_line import read_command_line
-from training.config.explain import explain_run
-from training.config.found_config import require_no_code
-from training.config.loader import ConfigError, load_config
+from training.config.loader import ConfigError
 from training.run.leftovers import ends_leftovers
 from training.run.signals import EndingSignals
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Holds what the command line asks for.
-
-    Attributes:
-        models: one, or two that are compared.
-        n: samples of each task; None: as the config says.
-        out: the folder of the results; None: RUN_DIR/eval/NAME.
-        pass_reward: an episode passes from this reward on.
-        words: of the configuration.
-        is_found: its file is the one that lies in the model's folder, and nobody has named it.
-    """
-
-    models: tuple[str, ...]
-    n: int | None
-    out: Path | None
-    pass_reward: float
-    words: tuple[str, ...]
-    is_found: bool = False
-
-
-class _Parser(ArgumentParser):
-    """Raises ConfigError where argparse would end the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError([f"{message} (see --help)"])
-
-
-def read_words(argv: Sequence[str]) -> Wanted:
-    """Sorts the command line's words into the options of an evaluation and the configuration's.
-
-    Without a CONFIG.yaml among them the one of the run counts, whose model is evaluated.
-    """
-    parser = _Parser(prog="main.py", add_help=False, allow_abbrev=False)
-    parser.add_argument("--eval", required=True, metavar="MODEL_OR_CHECKPOINT")
-    parser.add_argument("--against", metavar="MODEL_OR_CHECKPOINT")
-    parser.add_argument("--n", type=int)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--pass-reward", type=float, default=PASS_REWARD)
-    options, words = parser.parse_known_args(list(argv))
-    if not math.isfinite(options.pass_reward):
-        raise ConfigError([f"--pass-reward {options.pass_reward}: give a finite number"])
-    models: tuple[str, ...] = (options.eval,)
-    if options.against is not None:
-        models = (options.eval, options.against)
-    found: list[str] = []
-    command_line = read_command_line(words)
-    if command_line.file is None and not command_line.file_problems:
-        found = _config_of_the_run(options.eval)
-    return Wanted(
-        models, options.n, options.out, options.pass_reward, (*found, *words), bool(found)
-    )
-
-
-def _config_of_the_run(model: str) -> list[str]:
-    """Returns the config.yaml of a run, or of a checkpoint's run, and words for its folder."""
-    folder = Path(model).absolute()
-    for place in (folder, folder.parent):
-        if (place / "config.yaml").is_file():
-            # Where its writer had it is no place to write to.
-            return [str(place / "config.yaml"), f"trainer.default_local_dir={place}"]
-    return []
-
-
-def evaluate_command(argv: Sequence[str], signals: EndingSignals) -> int:
-    """Evaluates one model, or two on the same tasks; prints a table, returns the exit code.
+def evaluate(config: PPOConfig, wanted: Wanted, signals: EndingSignals) -> int:
+    """Evaluates what is wanted, prints a table, returns the exit code.
 
     Raises:
         ConfigError, CannotUse, EnvironmentsFail: it cannot be done; says what to do.
     """
-    wanted = read_words(argv)
-    loaded = load_config(list(wanted.words), check=False)
-    if wanted.is_found:
-        file = wanted.words[0]
-        require_no_code(loaded, file, f"main.py {file} --eval …")
-    config = with_samples(loaded.config, wanted.n, loaded.sources)
-    if loaded.explain:
-        print(explain_run(loaded), flush=True)
-        return 0
-    require_tasks(config)
     models = [find_model(given, config) for given in wanted.models]
     names = distinct_names(config, models)
     folders = output_folders(config, models, names, wanted.out)

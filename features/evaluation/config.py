@@ -9,9 +9,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from features.evaluation.evaluated_model import EvaluatedModel
 from training.config import PPOConfig
 from training.config.leaves import build
 from training.config.loader import ConfigError
@@ -22,8 +21,14 @@ from training.config.schema.data import SamplerConfig
 from training.config.schema.policy import RefConfig
 from training.config.schema.rollout import RolloutConfig, ValKwargs
 
+if TYPE_CHECKING:
+    # It imports torch.
+    from features.evaluation.evaluated_model import EvaluatedModel
+
 logger = logging.getLogger(__name__)
 
+# An episode passes from this reward on.
+PASS_REWARD = 1.0
 ROLLOUT = "actor_rollout_ref.rollout"
 DO_SAMPLE = f"{ROLLOUT}.val_kwargs.do_sample"
 # Engines that would read weights from a folder that has none, but for this.

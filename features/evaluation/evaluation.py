@@ -20,7 +20,7 @@ from typing import Any
 
 from yaml import YAMLError
 
-from features.evaluation.config import evaluation_config
+from features.evaluation.config import PASS_REWARD, evaluation_config
 from features.evaluation.evaluated_model import EvaluatedModel
 from features.evaluation.evaluation_worker import EvaluationWorker
 from features.evaluation.summary import Pairing, score_metrics, summarise
@@ -44,8 +44,6 @@ from workers.fsdp_workers import RewardModelWorker
 
 RESULT = "eval.json"
 CONFIG = "config.yaml"
-# An episode passes from this reward on.
-PASS_REWARD = 1.0
 
 
 @dataclass

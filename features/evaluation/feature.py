@@ -3,7 +3,8 @@
 from training.features import Feature
 
 FEATURE = Feature(
-    modes={"--eval": "features.evaluation.command:evaluate_command"},
+    modes={"--eval": "features.evaluation.command_line:evaluate_command"},
+    model_options=("--eval", "--against"),
     usage=(
         "--eval MODEL_OR_CHECKPOINT [--n 16] [--against OTHER] [--out FOLDER] [--pass-reward 1]\n"
         "             play and score the validation tasks, train nothing (features/evaluation)"

@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     except (CannotUse, OSError) as error:
         print(f"nothing was exported: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, CannotUse) else 1
     except KeyboardInterrupt:
         print("nothing was exported: interrupted", file=sys.stderr)
         return 128 + (signals.received or signal.SIGINT)

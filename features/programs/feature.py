@@ -24,6 +24,7 @@ FEATURE = Feature(
     },
     checks="features.programs.checks:config_problems",
     modes={"--serve": "features.programs.serve:serve_command"},
+    model_options=("--serve",),
     # Verifiers' first: where it has an interpreter of its own, its environments are programs.
     kinds=("features.programs.kind:VERIFIERS", "features.programs.kind:PROGRAM"),
 )

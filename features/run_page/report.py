@@ -170,7 +170,7 @@ def main(argv: Sequence[str]) -> None:
     """Answers the command line.
 
     Raises:
-        SystemExit: with what is wrong, in one line.
+        SystemExit: what is wrong is printed in one line; the exit code is 2.
     """
     parser = argparse.ArgumentParser(
         prog="python -m features.run_page.report",
@@ -189,7 +189,7 @@ def main(argv: Sequence[str]) -> None:
         if options.watch:
             watch_pages(options.runs, page)
     except (OSError, ValueError) as error:
-        raise SystemExit(f"{parser.prog}: {error}") from error
+        parser.exit(2, f"{parser.prog}: {error}\n")
 
 
 def _print_table(run_dir: Path) -> None:

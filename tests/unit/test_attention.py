@@ -153,6 +153,16 @@ def test_without_sequences_it_is_sdpa_and_generates_as_before(tiny_task: Path) -
     assert torch.equal(own.generate(ids, **kwargs), plain.generate(ids, **kwargs))
 
 
+def test_a_model_whose_rows_share_no_prompt_is_named_by_its_role(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    padded = ModelConfig(path="mine", use_remove_padding=False)
+    windowed = build(*MODELS["mistral with a window"][:2])
+    forward_settings(padded, True, windowed, CPU, role="critic")
+    assert "critic (mine): rows are padded, and the prompt of a group is computed" in caplog.text
+
+
 @pytest.mark.seconds
 def test_workers_pack_rows_where_the_model_attends_fully_and_the_engines_model_is_left_alone(
     tiny_task: Path,

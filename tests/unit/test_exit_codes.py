@@ -24,6 +24,7 @@ from data.watchdog import NOT_WATCHING, STALLED, WATCHDOG, WatchdogSettings
 from tests.conftest import PROJECT
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.features import Feature
 from training.observers import RunStopped
 from training.run import out_of_memory
 from training.run.abort_policy import EnvironmentsFail
@@ -335,3 +336,15 @@ def test_sigterm_as_the_process_ends_gives_the_codes_exit_code(
         time.sleep(2 if in_threads else 0.1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == code
+
+
+def test_a_model_s_missing_folder_is_refused_before_a_mode_s_module_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--play", "--against")
+    feature = Feature(modes={"--play": "no.such.module:play"}, model_options=options)
+    monkeypatch.setattr("training.modes.features", lambda: {"player": feature})
+    words = ["--play=./nope", "--against", "nope/", "trainer.seed=1"]
+    assert main.run_in_mode("--play", words, EndingSignals(), debug=False) == 2
+    said = capsys.readouterr().err
+    assert "--play: there is no ./nope" in said and "--against: there is no nope/" in said

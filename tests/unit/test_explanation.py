@@ -89,6 +89,20 @@ def test_the_bias_is_that_of_the_configured_combination(
     assert line is not None and line.startswith(beginning)
 
 
+def test_the_numbers_of_the_bias_are_named() -> None:
+    row = {f"token-mean/{age}": f"0.{age} 0.{age}5" for age in range(3)}
+    combination = ("gae", "vanilla", "old")
+    config = load_config(["actor_rollout_ref.model.path=model"], check=False).config
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bias, "_read_table", lambda: {combination: row})
+        line = bias.bias_line(config)
+    assert line is not None and line.endswith(
+        "(an unbiased estimate has cosine 1 and length ratio 1): fresh samples: cosine 0.0, "
+        "length ratio 0.05; samples one update old: cosine 0.1, length ratio 0.15; samples two "
+        "updates old: cosine 0.2, length ratio 0.25"
+    )
+
+
 def test_values_are_printed_although_something_is_wrong(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -27,7 +27,7 @@ from training.config.schema.actor import ActorConfig
 from training.config.schema.trainer import TrainerConfig
 from training.config.section import Section
 from training.config.translator import KeyTranslator, key_translator
-from training.features import Feature, FeatureError, features
+from training.features import Feature, FeatureError, features, require_feature
 from training.run.recorded_config import record_config
 
 # Older names that settings of the core have in these tests; in runs only features move theirs.
@@ -614,3 +614,18 @@ def test_a_script_that_evaluates_without_the_feature_is_told_its_folder(no_featu
         ImportError, match=r"setup\.evaluate is a part of features/evaluation, which"
     ):
         evaluate({}, "model")
+
+
+def test_a_program_whose_feature_is_gone_ends_with_the_sentence_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = SimpleNamespace(__file__=str(PROJECT / "scripts/replay.py"))
+    with pytest.raises(ImportError, match="is a part of features/gone, which"):
+        require_feature("gone", "scripts/replay.py")
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    with pytest.raises(SystemExit) as ended:
+        require_feature("gone", "scripts/replay.py")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("scripts/replay.py is a part of features/gone")
+    with pytest.raises(ImportError):
+        require_feature("gone", "scripts/gallery.py")

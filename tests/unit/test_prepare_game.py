@@ -132,6 +132,20 @@ def test_random_answers_know_nothing_of_what_the_environment_drew(tmp_path: Path
     assert 160 <= right <= 240
 
 
+def test_a_folder_that_is_there_is_left_and_what_its_tokenizer_lacks_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = config_of(tmp_path, "Coin")
+    make_tokenizer(["heads or tails it was"]).save_pretrained(tmp_path / "model")
+    said = "model is there already, nothing was made: delete it or give another path\n"
+    assert prepare(config) == tmp_path / "model"
+    assert capsys.readouterr().out == said
+    with pytest.raises(SystemExit, match=r"model: its tokenizer lacks words of the game \(how, "):
+        prepare(config_of(tmp_path, "Shop"))
+    assert capsys.readouterr().out == said
+
+
 def test_games_are_about_the_rows_of_the_data(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(

@@ -247,7 +247,10 @@ def test_words_that_the_tokenizer_lacks_are_named_before_the_run(
     (warning, *_) = tried(caplog, tiny_game, Greeting)
     assert warning == (
         "Greeting: the model's tokenizer does not know 3 of the 6 words of a first prompt "
-        "(unknown, to, me): it reads them all as <unk>, and can write none of them"
+        "(unknown, to, me): it reads them all as <unk>, and can write none of them. "
+        "Where examples/prepare_game.py made the model, delete its folder, "
+        "actor_rollout_ref.model.path=None, and run that program again; else give a model whose "
+        "tokenizer has these words"
     )
     monkeypatch.setattr(Greeting, "reset", lambda self, seed: "the number is 3")
     assert not any("does not know" in text for text in tried(caplog, tiny_game, Greeting))

@@ -287,8 +287,8 @@ def test_padding_that_is_kept_does_not_reach_a_state(
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
-        ("qwen3", {}, "are packed, share what they begin with, if a trial"),
-        ("falcon_h1", {}, "are padded on the right, as its layers keep a state, unless"),
+        ("qwen3", {}, "are packed one behind the other without padding, and the beginning"),
+        ("falcon_h1", {}, "are padded on the right, as its layers keep a state. They are"),
         ("qwen3", {"use_remove_padding": False}, "keep their padding"),
         ("lfm2", {"use_remove_padding": False}, "are padded on the right alone"),
     ],

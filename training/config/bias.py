@@ -12,7 +12,7 @@ from training.config.schema.ppo import PPOConfig
 
 TABLE = Path(__file__).resolve().parents[2] / "scripts/bias_table.csv"
 # The age of the table's samples, in the order of its columns: MODE/0, MODE/1, MODE/2.
-AGES = ("of fresh samples", "one update later", "two updates later")
+AGES = ("fresh samples", "samples one update old", "samples two updates old")
 # The one form of rejection that the table has.
 SEQUENCE_REJECTION = RolloutCorrectionConfig(
     rollout_rs="seq_mean_k1", rollout_rs_threshold="0.8_1.25"
@@ -35,13 +35,19 @@ def bias_line(config: PPOConfig) -> str | None:
     estimator, loss, correction = combination
     mode = _column_mode(config)
     row = table[combination]
-    cells = [f"{row[f'{mode}/{stale}']} {age}" for stale, age in enumerate(AGES)]
+    cells = [f"{age}: {_in_words(row[f'{mode}/{stale}'])}" for stale, age in enumerate(AGES)]
     corrected = "uncorrected" if correction == "old" else f"rollout correction {correction}"
     return (
         f"bias of {estimator}, {loss}, {mode}, {corrected}, on a toy MDP, groups of 4, "
-        "all else at its default (docs/bias.md): "
-        f"cosine to the policy gradient and length in lengths of it {'; '.join(cells)}"
+        "all else at its default (docs/bias.md), measured against the policy gradient (an unbiased "
+        f"estimate has cosine 1 and length ratio 1): {'; '.join(cells)}"
     )
+
+
+def _in_words(cell: str) -> str:
+    """Names the two numbers of a cell of the table, "COSINE RATIO"."""
+    cosine, ratio = cell.split()
+    return f"cosine {cosine}, length ratio {ratio}"
 
 
 def _read_table() -> dict[Combination, dict[str, str]]:

@@ -34,6 +34,7 @@ def check_config(
     ask_hub: bool = True,
     ask_engine: bool = True,
     own_data: bool = False,
+    warns: bool = True,
 ) -> list[str]:
     """Returns all problems of a config; none where it can run here. Logs warnings.
 
@@ -44,6 +45,7 @@ def check_config(
             Otherwise it is only checked that there is an engine of that name. `--explain`, which
             answers at once, leaves it out and says so.
         own_data: datasets and environments are passed as objects.
+        warns: False: some values are bad and stand at their defaults, of which no warning is meant.
     """
     # A user's file comes first: estimators and engines that it registers are known to the others.
     problems = [*algorithms.check_algorithm(config)]
@@ -54,7 +56,7 @@ def check_config(
     problems += cross_problems(config)
     warnings += cross_warnings(config)
     problems += answers("checks", config)
-    for warning in warnings:
+    for warning in warnings if warns else []:
         log.warning(warning)
     problems += files.check_tasks(config, own_data)
     problems += engines.check_engine_name(config)

@@ -9,6 +9,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.names import did_you_mean
 from training.config.section import located
 from training.features import features
 
@@ -30,6 +31,8 @@ Later wins: defaults, `extends: other.yaml`, the YAML, the command line.
 USAGE_OF_SERVE = (
     "--serve MODEL   serve it to programs, without training, and show their rows (--port N)"
 )
+# Those that features do not bring.
+OPTIONS = ("--explain", "--explain-all", "--debug", "--help", "--config-path", "--config-name")
 YAML_ENDINGS = (".yaml", ".yml")
 
 
@@ -130,7 +133,9 @@ def _describe_unknown(word: str) -> str:
     setting = word.lstrip("-")
     if "." in setting:
         return f"{word!r} is no option; a setting has no dashes: {setting.partition('=')[0]}=VALUE"
-    return f"{word!r} is no option (see --help)"
+    modes = [option for feature in features().values() for option in feature.modes]
+    nearest = did_you_mean(word.partition("=")[0], [*OPTIONS, *modes], cutoff=0.75)
+    return f"{word!r} is no option (see --help){'.' if nearest else ''}{nearest}"
 
 
 def _override(word: str) -> Override:

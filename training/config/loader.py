@@ -94,7 +94,9 @@ def load_config(argv: list[str], *, check: bool = True, ask_engine: bool = True)
     if check and not layers.file_problems:
         asks_all = not command_line.explain
         ask_engine = ask_engine and asks_all and not layers.problems
-        problems = check_config(config, ask_hub=asks_all, ask_engine=ask_engine)
+        problems = check_config(
+            config, ask_hub=asks_all, ask_engine=ask_engine, warns=not layers.problems
+        )
         layers.report_checked(problems)
     unchecked = None
     if check and command_line.explain:
@@ -142,7 +144,8 @@ def read_config(
     layers.log_notes()
     made = _make_config(layers, own_agents)
     if check:
-        layers.report_checked(check_config(made, own_data=own_data))
+        problems = check_config(made, own_data=own_data, warns=not layers.problems)
+        layers.report_checked(problems)
     _raise_problems(layers, LoadedConfig(made, layers.sources()))
     return made
 

@@ -41,15 +41,18 @@ def _layout(model: ModelConfig, content: dict[str, Any], share_prompts: bool) ->
         if not model.use_remove_padding:
             return "are padded on the right alone, as its layers keep a state"
         return (
-            "are padded on the right, as its layers keep a state, unless a trial at the start "
-            "shows that its kernels heed where packed rows begin"
+            "are padded on the right, as its layers keep a state. They are packed where a trial at "
+            "the start shows that its kernels heed where packed rows begin"
         )
     if not model.use_remove_padding:
         return "keep their padding, as use_remove_padding=false says"
-    shared = ", share what they begin with" if share_prompts else ""
+    shared = ""
+    if share_prompts:
+        shared = ", and the beginning that the rows of a group share is computed once"
     return (
-        f"are packed{shared}, if a trial at the start finds the same states; else, as with windows "
-        "of attention, they are padded on the right"
+        f"are packed one behind the other without padding{shared}. A trial at the start compares "
+        "the model's outputs with those of padded rows; where they differ, as with windows of "
+        "attention, rows are padded on the right instead"
     )
 
 

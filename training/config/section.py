@@ -17,6 +17,8 @@ from annotated_types import Ge, Gt, Le, Lt, Predicate
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationInfo
 from pydantic.dataclasses import dataclass
 
+from data.names import did_you_mean
+
 # verl's paths of files may begin with this.
 PACKAGE_PREFIX = "pkg://"
 FILE_PREFIX = "file://"
@@ -76,10 +78,15 @@ def _read_object_name(name: str, info: ValidationInfo) -> str:
 
 def _read_parser_name(name: str) -> str:
     """Requires the name of a parser that there is, or of one of vLLM's."""
-    if name not in ("auto", "function") and not name.startswith("vllm:"):
-        from custom.tools.parsers import get_parser
+    if name in ("auto", "function") or name.startswith("vllm:"):
+        return name
+    from custom.tools.parsers import parser_names
 
-        get_parser(name)
+    names = ["auto", *parser_names()]
+    if name not in names:
+        raise ValueError(
+            f"is no parser; allowed: {', '.join(names)}, vllm:NAME.{did_you_mean(name, names)}"
+        )
     return name
 
 

@@ -104,8 +104,12 @@ def fault_location(fault: ErrorDetails) -> str:
 
 def describe_fault(fault: ErrorDetails, leaf: Leaf) -> str:
     """Describes what a value must be, and the nearest of the words or keys that there are."""
-    facts = fault.get("ctx", {})
-    sentence = FAULT_SENTENCES.get(fault["type"], fault["msg"]).format(**facts)
+    known = FAULT_SENTENCES.get(fault["type"])
+    if known is None:
+        # A validator's own sentence; pydantic puts two words before it.
+        sentence = fault["msg"].removeprefix("Value error, ")
+    else:
+        sentence = known.format(**fault.get("ctx", {}))
     if leaf.takes_null:
         sentence += " (or null)"
     hint = _nearest_allowed(fault, leaf)

@@ -217,7 +217,7 @@ class CheckpointSaver:
                 str(self.run_dir / "config.yaml"),
                 "trainer.resume_mode=auto",
             ]
-            logger.warning(
+            logger.info(
                 f"saved step {self.step} in {self.run_dir}; it goes on with: {shlex.join(command)}"
             )
 

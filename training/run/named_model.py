@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from training.config.plain_files import read_plain_text, special_file
-from training.config.resources.files import nearest_in_folder
 from training.config.resources.hub import hub_refusal
-from training.config.resources.models import may_be_hub_name, missing_model
+from training.config.resources.models import may_be_hub_name, missing_model, missing_place
 from training.run.checkpoint_contents import ACTOR, CRITIC, DRIVER_STATE, LATEST, MANIFEST
 from training.run.checkpoint_folders import saved_steps
 from training.run.checkpoint_manifest import damage
@@ -71,10 +70,9 @@ def find_named_model(given: str, *, needs_weights: bool = True) -> NamedModel:
     """
     place = Path(given).expanduser()
     if not place.exists():
-        if not may_be_hub_name(given):
-            raise CannotUse(
-                f"there is no {given} (seen from {Path.cwd()}){nearest_in_folder(given)}"
-            )
+        missing = missing_place(given)
+        if missing is not None:
+            raise CannotUse(missing)
         refusal = hub_refusal(given)
         if refusal is not None:
             raise CannotUse(f"{given} {missing_model(given, refusal)}")

@@ -66,6 +66,8 @@ def forward_settings(
     module: nn.Module,
     device: torch.device,
     ranks: int = 1,
+    *,
+    role: str = "model",
 ) -> ForwardSettings:
     """Chooses how a model is run; where its rows are packed it attends through attention.py.
 
@@ -73,30 +75,33 @@ def forward_settings(
     `share_prompts` asks for it. A layer's state, which is of one row, cannot be shared; and padding
     on the left may reach it, so that rows are stripped of that wherever there is one.
 
+    Args:
+        role: what the model is in the run, such as "actor"; messages name it.
     Raises:
         ValueError: it does not allow a sequence-parallel group of `ranks` ranks.
     """
+    owner = f"{role} ({model.path})"
     packs = model.use_remove_padding and pack_rows(module)
     has_states = keeps_state(module.config)
     if has_states and not model.use_remove_padding:
         logger.info(
             "%s: use_remove_padding=false, but its layers keep a state, which padding on the left "
             "would reach: rows are padded on the right alone",
-            model.path,
+            owner,
         )
     shares = share_prompts and packs and not has_states
     if share_prompts and not shares:
         rows = "packed" if packs else "padded"
         logger.info(
-            "%s: its rows are %s, and a group's prompt is computed for each of them",
-            model.path,
+            "%s: rows are %s, and the prompt of a group is computed anew for each of its rows",
+            owner,
             rows,
         )
     if varies_with_length(module):
         logger.warning(
             "%s: its rope_type turns positions by a micro-batch's longest row: log-probs depend on "
             "how a batch is cut where rows are longer than the model's original length",
-            model.path,
+            owner,
         )
     if ranks > 1:
         check_shared_sequences(module, ranks)

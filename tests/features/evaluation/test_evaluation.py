@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from features.evaluation.command import distinct_names, read_words
+from features.evaluation.command import distinct_names
 from features.evaluation.config import DO_SAMPLE, evaluation_config, require_tasks, with_samples
 from features.evaluation.evaluated_model import EvaluatedModel, find_model
 from features.evaluation.evaluated_weights import EvaluatedWeights
@@ -23,6 +23,7 @@ from features.evaluation.summary import (
     say_difference,
     summarise,
 )
+from features.evaluation.words import read_words
 from tests.conftest import PROJECT
 from training.config import ModelConfig, PPOConfig
 from training.config.cross_checks import cross_problems

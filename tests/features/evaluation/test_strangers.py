@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from features.evaluation.command import read_words, require_in_run
+from features.evaluation.command import require_in_run
+from features.evaluation.command_line import evaluate_command
 from features.evaluation.evaluated_model import _peft_folder, _with_recorded
+from features.evaluation.words import read_words
 from scripts import replay
 from tests.conftest import PROJECT
 from training.config import ModelConfig
 from training.config.found_config import require_no_code
 from training.config.loader import ConfigError, load_config
 from training.run.named_model import CannotUse
+from training.run.signals import EndingSignals
 
 RECORD: dict[str, Any] = {
     "path": "/stranger/model",
@@ -58,6 +63,22 @@ def test_code_that_a_found_config_asks_for_is_refused(text: str, tmp_path: Path)
     loaded = load_config(list(wanted.words), check=False)
     with pytest.raises(ConfigError, match="nobody has named that file"):
         require_no_code(loaded, wanted.words[0], "main.py")
+
+
+def test_the_whole_command_that_names_a_found_config_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", "agent: {environment: {path: count.py, cls: Count}}")
+    with pytest.raises(ConfigError) as caught:
+        evaluate_command(["--eval", "run", "--n", "2"], EndingSignals())
+    (problem,) = caught.value.problems
+    assert problem.endswith(": python main.py run/config.yaml --eval run --n 2")
+
+
+def test_an_evaluation_s_words_are_read_without_torch() -> None:
+    code = "import features.evaluation.command_line, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 0
 
 
 def test_files_of_this_project_may_be_asked_for_and_files_of_outputs_may_not(

@@ -170,7 +170,7 @@ def test_a_base_model_that_moved_is_asked_for_and_another_is_refused(
     expected = write_run(tmp_path / "run", base, "lora")
     base.rename(tmp_path / "moved")
     argv = [str(tmp_path / "run"), str(tmp_path / "out")]
-    assert export.main(argv) == 1
+    assert export.main(argv) == 2
     assert "--base FOLDER names where it lies now" in capsys.readouterr().err
     assert export.main([*argv, "--adapter"]) == 0, "adapters need no base"
     shutil.rmtree(tmp_path / "out")
@@ -182,10 +182,10 @@ def test_a_base_model_that_moved_is_asked_for_and_another_is_refused(
     other = AutoModelForCausalLM.from_config(type(model.config).from_dict(config))
     other.save_pretrained(tmp_path / "other")
     shutil.rmtree(tmp_path / "out")
-    assert export.main([*argv, "--base", str(tmp_path / "other")]) == 1
+    assert export.main([*argv, "--base", str(tmp_path / "other")]) == 2
     assert not (tmp_path / "out").exists()
     (tmp_path / "run/config.yaml").unlink()
-    assert export.main(argv) == 1
+    assert export.main(argv) == 2
     assert "lora_alpha are in the run's config.yaml" in capsys.readouterr().err
 
 
@@ -282,7 +282,7 @@ def test_what_is_not_whole_or_not_ours_is_refused_in_a_sentence(
 ) -> None:
     spoil, sentence = DAMAGES[kind]
     spoil(copied_run)
-    assert export.main([str(copied_run), str(tmp_path / "out")]) == 1
+    assert export.main([str(copied_run), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert sentence in said, said
     assert "Traceback" not in said
@@ -507,3 +507,10 @@ def test_defaults_are_no_settings_that_differ(tmp_path: Path, tiny_task: Path) -
 )
 def test_settings_of_the_machine_are_left_out(key: str) -> None:
     assert OF_THE_MACHINE.fullmatch(key)
+
+
+def test_a_missing_run_ends_with_a_sentence_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export.main([str(tmp_path / "nope"), str(tmp_path / "out")]) == 2
+    assert f"there is no {tmp_path / 'nope'}" in capsys.readouterr().err

@@ -123,5 +123,14 @@ def test_command_line_prints_the_table_and_the_pictures_place(tmp_path):
     failed = subprocess.run(
         [*command[:-1], str(tmp_path / "none")], cwd=ROOT, capture_output=True, text=True
     )
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert failed.stderr.startswith(f"python -m features.run_page.report: {tmp_path}/none holds no")
+
+
+def test_a_missing_run_ends_with_a_sentence_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / "nope")])
+    assert ended.value.code == 2
+    assert "nope" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_a_users_environment_tools_and_agent_are_looked_up_before_anything_start
     game, kwargs = [*base, "agent.environment.cls=Coin"], "agent.environment.kwargs"
     assert checked(game) == checked(game, f"{kwargs}.sides=3", "agent.tools=[calculator]") == []
     wrong = {
-        f"{kwargs}.side=3": f"{kwargs}: Coin takes (sides: int = 2) -> None, not ['side']: ",
+        f"{kwargs}.side=3": f"{kwargs}: Coin takes (sides: int = 2), not ['side']: ",
         "agent.environment.cls=Koin": (
             f"agent.environment.cls=Koin: {tmp_path / 'coin.py'} does not define 'Koin'; it has: "
         ),

@@ -82,6 +82,23 @@ def test_a_misspelt_file_is_named_with_the_nearest_that_is_there(
     assert checked(runnable, absolute)[0].endswith(f"; did you mean '{tmp_path}/games/lift.py'?")
 
 
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
+def test_the_task_files_of_an_environment_are_checked_with_all_else(
+    key: str, runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    game = ["agent.environment.name=custom.envs.guess_number:GuessNumber"]
+    assert checked(runnable, *game) == []
+    (tmp_path / "tasks.jsonl").write_text("{}\n[]\n")
+    problems = checked(runnable, *game, f"{key}=task.jsonl", "custom_algorithm=nowhere.py")
+    assert (
+        f"{key}=task.jsonl is not a file (seen from {tmp_path}); did you mean 'tasks.jsonl'?"
+    ) in problems
+    assert f"custom_algorithm=nowhere.py is not a file (seen from {tmp_path})" in problems
+    (problem,) = checked(runnable, *game, f"{key}=tasks.jsonl")
+    assert problem.startswith(f"{key}: tasks.jsonl line 2 holds '[]'")
+
+
 @pytest.mark.parametrize(
     ("name", "key", "program"),
     [

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from tests.unit.config.helpers import ACTOR, ROLLOUT, ROW, checked, load, problems_of
 from training.building import build_trainer
-from training.config.loader import ConfigError
+from training.config.loader import ConfigError, load_config
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 ENVIRONMENT = "agent.environment"
@@ -273,3 +273,77 @@ def test_the_names_of_environments_lead_to_the_right_key(runnable: list[str]) ->
     assert problem.endswith(f"{ENVIRONMENT}.path=FILE.py and {ENVIRONMENT}.cls=CLASS")
     (problem,) = checked(runnable, f"{ENVIRONMENT}={{path: game.py, name: Game}}")
     assert problem.endswith(f"give one of them; the class in a file is {ENVIRONMENT}.cls")
+
+
+LIFT = """
+from custom.env import BaseEnvironment
+from custom.tools import Tool, ToolDefinition
+
+LIMIT = 3
+
+
+class LiftTool(Tool):
+    definition = ToolDefinition(
+        name="lift", parameters={"type": "object", "properties": {"floor": {"type": "str"}}}
+    )
+
+    def execute(self, floor):
+        return ""
+
+
+class LiftNum(BaseEnvironment):
+    def __init__(self) -> None:
+        pass
+
+    def reset(self, seed=None):
+        return ""
+
+    def step(self, action):
+        return "", 0.0, True, {}
+
+
+def paid(trajectory):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("agent.parser=jsn", "(command line): is no parser; allowed: auto, deepseek, "),
+        ("agent.parser=jsn", "react, vllm:NAME. Did you mean 'json'?"),
+        ("--explian", "'--explian' is no option (see --help). Did you mean '--explain'?"),
+        ("agent.environment.cls=LiftNmu", "it has: LiftNum. Did you mean 'LiftNum'?"),
+        ("agent.environment.kwargs={a: 1}", "LiftNum takes (), not ['a']"),
+        ("custom_reward_function.path=lift.py", "it has: paid; with an environment define `def "),
+        (
+            "agent.tools=[lift.py:LiftTool]",
+            "tool 'lift': properties.floor.type='str' is no type of a schema; allowed: array, "
+            "boolean, integer, null, number, object, string. Did you mean 'string'?",
+        ),
+    ],
+)
+def test_a_slip_about_a_file_of_ones_own_is_told_with_the_fix(
+    override: str,
+    told: str,
+    runnable: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lift.py").write_text(LIFT)
+    game = ["agent.environment.path=lift.py", "agent.environment.cls=LiftNum"]
+    (problem,) = checked(runnable, *game, override)
+    assert told in problem and "Value error" not in problem
+
+
+def test_a_bad_value_brings_no_warning_about_its_default(
+    runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [*runnable, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=0"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(words, ask_engine=False)
+    assert caught.value.problems == [
+        "actor_rollout_ref.rollout.n='0' (command line): must be above 0"
+    ]
+    assert "each keeps its raw score" not in caplog.text

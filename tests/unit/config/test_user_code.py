@@ -110,7 +110,7 @@ def test_a_file_must_be_python_and_hold_what_is_named(runnable: list[str], tmp_p
     path = f"custom_reward_function.path={tmp_path / 'score.py'}"
     assert checked(runnable, path) == [
         f"custom_reward_function.name=compute_score: {tmp_path / 'score.py'} does not define "
-        "'compute_score'; it has: score, weight"
+        "'compute_score'; it has: score"
     ]
     assert checked(runnable, path, "custom_reward_function.name=weight") == [
         f"custom_reward_function.name=weight: in {tmp_path / 'score.py'} it is a int; it must be "

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from custom.env_calls import located
+from custom.env_calls import located, parameters_of
 from custom.env_factory import environment_names, library_of, taker_of
 from data.brought import folder_without
 from data.loading import load_object
@@ -54,7 +54,9 @@ def check_environment(
         )
     elif environment.path:
         source = f"{environment.path}:{environment.cls}"
-        problems = unusable_object(f"{key}.path", environment.path, f"{key}.cls", environment.cls)
+        problems = unusable_object(
+            f"{key}.path", environment.path, f"{key}.cls", environment.cls, _may_be_environment
+        )
         yield from problems or _check_environment_object(key, source, environment)
     elif name == PASSED_AS_OBJECT:
         yield (
@@ -109,6 +111,13 @@ def _check_environment_object(
         yield f"{key}.kwargs: {refusal}"
 
 
+def _may_be_environment(value: Any) -> bool:
+    """Tells whether a class has what an environment has, or a function may make one."""
+    if isinstance(value, type):
+        return hasattr(value, "reset") and hasattr(value, "step")
+    return inspect.isfunction(value)
+
+
 def _unwritten_methods(make: Any) -> list[str]:
     """Lists which of `reset` and `step` a class does not have; none of a function."""
     if not isinstance(make, type) or hasattr(make, "__getattr__"):
@@ -122,7 +131,7 @@ def _check_takes_action(key: str, make: Any) -> Iterator[str]:
     step: Any = getattr(make, "step", None)
     if not isinstance(make, type) or not inspect.isfunction(step):
         return
-    signature = inspect.signature(step)
+    signature = parameters_of(step)
     try:
         signature.bind(None, "")
     except TypeError as error:
@@ -133,7 +142,7 @@ def _check_takes_action(key: str, make: Any) -> Iterator[str]:
 def _check_needs_no_arguments(key: str, make: Callable[..., Any]) -> Iterator[str]:
     """Requires that an environment can be made without arguments."""
     try:
-        signature = inspect.signature(make)
+        signature = parameters_of(make)
     except ValueError:
         # A function that is written in C may have none.
         return

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.names import nearest_name
-from data.prompt_files import SUFFIXES
+from data.prompt_files import SUFFIXES, read_rows
+from training.config.schema.data import DataConfig
 from training.config.schema.ppo import PPOConfig
 from training.config.section import PROJECT_ROOT
 from training.config.side_services import tool_sources
@@ -162,11 +163,14 @@ def check_tasks(config: PPOConfig, own_data: bool) -> Iterator[str]:
 def check_data(config: PPOConfig) -> Iterator[str]:
     """Requires that the data files are there, and hold rows that can be used.
 
-    Whether their prompts fit is known once there is a tokenizer.
+    Whether their prompts fit is known once there is a tokenizer. An environment is given rows as
+    they are.
     """
-    if config.environments and not config.plays_dataset_rows:
-        return
     data = config.data
+    if config.environments and not config.plays_dataset_rows:
+        yield from _check_tasks_of_environment("data.train_files", data.train_files, data)
+        yield from _check_tasks_of_environment("data.val_files", data.val_files, data)
+        return
     yield from _check_template_arguments(config)
     yield from _check_rows(config, "data.train_files", data.train_files, data.train_max_samples)
     yield from _check_rows(config, "data.val_files", data.val_files, data.val_max_samples)
@@ -176,12 +180,9 @@ def _check_rows(
     config: PPOConfig, key: str, paths: tuple[str, ...], max_samples: int
 ) -> Iterator[str]:
     """Reads the rows of some files, and yields what is wrong with them."""
-    for path in paths:
-        for problem in missing_file(key, path):
-            yield problem + _advice_on_hub_names(path)
-    readable = [path for path in paths if Path(path).is_file()]
-    size = sum(Path(path).stat().st_size for path in readable)
-    if not readable or size > LARGE_FILES or config.data.custom_cls.path is not None:
+    yield from _missing_data_files(key, paths)
+    readable = _files_to_try(paths, config.data)
+    if not readable:
         return
     # Imports torch: late.
     from data.rl_dataset import RLHFDataset
@@ -200,6 +201,38 @@ def _check_rows(
             f"data.train_batch_size={batch_size} is more than the rows of {key}, "
             f"{len(dataset)}: make it smaller or give more rows"
         )
+
+
+def _missing_data_files(key: str, paths: tuple[str, ...]) -> Iterator[str]:
+    """Yields which data files are not there, and the fix."""
+    for path in paths:
+        # As a reader of rows takes it.
+        if Path(path).expanduser().is_file():
+            continue
+        for problem in missing_file(key, path):
+            yield problem + _advice_on_hub_names(path)
+
+
+def _files_to_try(paths: tuple[str, ...], data: DataConfig) -> list[str]:
+    """Lists the files that are read here; none where they are large, or of the user's own form."""
+    expanded = [Path(path).expanduser() for path in paths]
+    readable = [str(path) for path in expanded if path.is_file()]
+    size = sum(Path(path).stat().st_size for path in readable)
+    if size > LARGE_FILES or data.custom_cls.path is not None:
+        return []
+    return readable
+
+
+def _check_tasks_of_environment(
+    key: str, paths: tuple[str, ...], data: DataConfig
+) -> Iterator[str]:
+    """Yields which files of an environment's tasks are not there, or hold no rows."""
+    yield from _missing_data_files(key, paths)
+    for file in _files_to_try(paths, data):
+        try:
+            read_rows(file)
+        except ValueError as error:
+            yield f"{key}: {error}; files of another form are read by data.custom_cls"
 
 
 def _advice_on_hub_names(path: str) -> str:

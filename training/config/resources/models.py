@@ -115,6 +115,13 @@ def may_be_hub_name(path: str) -> bool:
     return HUB_NAME.fullmatch(path) is not None and not in_a_folder
 
 
+def missing_place(given: str) -> str | None:
+    """Says that a path, by which a model or a run is named, is not there; None: it may be used."""
+    if Path(given).expanduser().exists() or may_be_hub_name(given):
+        return None
+    return f"there is no {given} (seen from {Path.cwd()}){nearest_in_folder(given)}"
+
+
 def trained_models(config: PPOConfig) -> dict[str, CriticModelConfig]:
     """Returns the models that are trained, by the key of their section."""
     models: dict[str, CriticModelConfig] = {POLICY_KEY: config.actor_rollout_ref.model}

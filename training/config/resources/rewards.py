@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from custom.env_calls import located, takes_keyword
+from custom.env_calls import located, parameters_of, takes_keyword
 from data.loading import load_extern_object
 from training.config.resources.user_code import (
     unknown_arguments,
@@ -44,16 +44,27 @@ def check_reward(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
     settings = config.custom_reward_function
     problems = []
     if settings.path is not None and not registers_manager_alone(config):
-        problems += unusable_object(
-            "custom_reward_function.path",
-            settings.path,
-            "custom_reward_function.name",
-            settings.name,
-        )
+        problems += _function_problems(config, settings.path)
     problems += _manager_problems(config)
     yield from problems
     if not problems:
         yield from _check_reward_arguments(config, own_data)
+
+
+def _function_problems(config: PPOConfig, path: str) -> list[str]:
+    """Returns why the scoring function cannot be taken from its file, if so."""
+    key = "custom_reward_function.name"
+    name = config.custom_reward_function.name
+    is_default = name == CustomRewardFunctionConfig().name
+    found = unusable_object("custom_reward_function.path", path, key, name, fits=inspect.isfunction)
+    if is_default and config.environments:
+        # An environment's is of no fixed name, but of other arguments than a prompt's.
+        advice = (
+            "; with an environment define `def reward_fn(trajectory)` there, and set "
+            f"{key}=reward_fn, or the name that yours has"
+        )
+        return [each + advice if each.startswith(f"{key}=") else each for each in found]
+    return found
 
 
 def registers_manager_alone(config: PPOConfig) -> bool:
@@ -190,7 +201,7 @@ def _check_row_function(config: PPOConfig, function: Callable[..., Any]) -> Iter
         return
     # Others that it does not take are told elsewhere.
     known = [name for name in settings.reward_kwargs if takes_keyword(function, name)]
-    signature = inspect.signature(function)
+    signature = parameters_of(function)
     try:
         signature.bind(**dict.fromkeys([*called_with, *known]))
     except TypeError as error:

@@ -85,12 +85,19 @@ def unusable_file(key: str, path: str) -> list[str]:
     return missing or list(loading_failure(f"{key}={path}", load_custom_algorithm, path))
 
 
-def unusable_object(key: str, path: str, name_key: str, name: str | None) -> list[str]:
+def unusable_object(
+    key: str,
+    path: str,
+    name_key: str,
+    name: str | None,
+    fits: Callable[[Any], bool] | None = None,
+) -> list[str]:
     """Returns why a class or function cannot be taken from a user's file, if so.
 
     Args:
         key, path: the setting that names the file.
         name_key, name: the setting that names what is in it.
+        fits: tells of what may be meant, where there is nothing of that name.
     """
     problems = []
     if name is None:
@@ -98,7 +105,7 @@ def unusable_object(key: str, path: str, name_key: str, name: str | None) -> lis
     file_problems = unusable_file(key, path)
     if file_problems or name is None:
         return problems + file_problems
-    refusals = value_errors(load_extern_object, path, name)
+    refusals = value_errors(load_extern_object, path, name, fits)
     if refusals:
         return [f"{name_key}={name}: {refusal}" for refusal in refusals]
     loaded = load_extern_object(path, name)
