@@ -684,10 +684,19 @@ class Playing:
         return Written(turn.text, turn.tokens)
 
     def _begin_context(self, new: NewContext) -> None:
-        """Goes on in a new row with a prompt of these messages. Raises Ended: it is too long."""
+        """Goes on in a new row with a prompt of these messages.
+
+        Raises:
+            Ended: it is too long, or the template refuses them.
+        """
         context = self.context
-        conversation = self.tokens.history(new.messages, self.tools)
-        prompt = conversation.prompt()
+        try:
+            conversation = self.tokens.history(new.messages, self.tools)
+            prompt = conversation.prompt()
+        except TemplateRefusal as error:
+            raise Ended(
+                "env_crash", f"the new context ({new.reason}) is refused: {error}"
+            ) from None
         if len(prompt) > self.limits.prompt_length:
             raise Ended("overflow", "")
         old = [*context.messages, *context.reply]
