@@ -18,6 +18,8 @@ from custom.env import StepReply as UsersReply
 from custom.env_calls import check_step
 from data.turn_tokens import TurnTokens
 from tests.unit.test_episode import completion, end, said, sampler, tokens_of
+from training.config import AgentConfig, EnvironmentChoice, PPOConfig
+from training.config.cross_checks import agents
 from workers.environments.reply import StepReply, read_reply, write_reply
 from workers.environments.server import EnvServer
 from workers.rollout.engine import Completion
@@ -25,11 +27,13 @@ from workers.rollout.episode import Ask, Episode, Play, Sample, TurnLimits, play
 from workers.rollout.episode_facts import episode_facts
 from workers.rollout.history import (
     Decision,
+    HistoryFault,
     HistoryRule,
     NewContext,
     Standing,
     Writing,
     Written,
+    open_history,
 )
 
 LIMITS = TurnLimits(prompt_length=24, response_length=40, max_model_len=64, max_turn_tokens=4)
@@ -327,3 +331,15 @@ def test_a_sample_that_the_engine_gives_up_while_it_writes_ends_the_episode(star
     play.send(completion(tokens, "5"))
     assert isinstance(play.send(StepReply(messages=said("higher"))), Sample)
     assert play.send(completion(tokens, "", "abort")) == Ask("finish", ("engine_error",))
+
+
+def test_contexts_that_no_feature_decides_are_refused_with_its_folder(no_features: Path) -> None:
+    environment = EnvironmentChoice(name="custom.envs.guess_number:GuessNumber")
+    config = PPOConfig(agent=AgentConfig(context="summarise", environment=environment))
+    refusal = (
+        "agent.context=summarise is decided by features/context, which is not here: put the "
+        "folder back, or set agent.context=keep"
+    )
+    assert refusal in list(agents.problems(config))
+    with pytest.raises(HistoryFault, match=r"features/context, which is not here"):
+        open_history(config, None)  # type: ignore[arg-type]
