@@ -75,6 +75,13 @@ def _summary_problems(config: PPOConfig, settings: ContextSettings) -> Iterator[
             f"data.max_response_length={data.max_response_length}; make the one smaller or the "
             "other larger"
         )
+    learns_observations = bool(config.agent.observation_loss_coef)
+    if learns_observations and not settings.train_summaries:
+        yield (
+            f"agent.observation_loss_coef={config.agent.observation_loss_coef} learns all that has "
+            "mask 0, and with context.train_summaries=false the summaries are among it: train "
+            "them, or set the coefficient to 0"
+        )
     if config.agent.max_turn > MOST_TURNS_WITH_SUMMARIES:
         yield (
             f"agent.max_turn={config.agent.max_turn} is above {MOST_TURNS_WITH_SUMMARIES}, the "

@@ -16,7 +16,7 @@ from custom.agent import Agent
 from custom.env import BadEnvironment, BaseEnvironment, Message, NewHistory
 from custom.env import StepReply as UsersReply
 from custom.env_calls import check_step
-from data.turn_tokens import TurnTokens
+from data.turn_tokens import TemplateRefusal, TurnTokens
 from tests.unit.test_episode import completion, end, said, sampler, tokens_of
 from training.config import AgentConfig, EnvironmentChoice, PPOConfig
 from training.config.cross_checks import agents
@@ -343,3 +343,24 @@ def test_contexts_that_no_feature_decides_are_refused_with_its_folder(no_feature
     assert refusal in list(agents.problems(config))
     with pytest.raises(HistoryFault, match=r"features/context, which is not here"):
         open_history(config, None)  # type: ignore[arg-type]
+
+
+def test_a_template_that_refuses_what_a_history_counts_or_says_ends_the_episode(
+    start, tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(messages: list[Message], tools: Any = None) -> Any:
+        raise TemplateRefusal("roles take turns")
+
+    def counting(standing: Standing) -> Any:
+        return NewContext(standing.reply, str(standing.count(standing.reply)))
+
+    said_at_once = NewContext(said("guess"), "own")
+    for decision, words in ((counting, "a new context"), (said_at_once, "the new context (own)")):
+        episode, play = start(Scripted(decision))
+        play.send(StepReply(messages=said("guess")))
+        play.send(completion(tokens, "5"))
+        with monkeypatch.context() as patch:
+            patch.setattr(tokens, "history", refuse)
+            assert play.send(StepReply(messages=said("higher"))) == Ask("finish", ("env_crash",))
+        end(play, StepReply(done=True))
+        assert episode.error == f"{words} is refused: roles take turns"

@@ -627,17 +627,20 @@ class Playing:
     def _decide(
         self, standing: Standing, conversation: Conversation, anchor: str
     ) -> Generator[Request, Completion, NewContext | None]:
-        """Asks the history, and has the policy write what it asks for. Raises Ended.
+        """Asks the history, and has the policy write what it asks for.
 
         Args:
             conversation: up to the turn before the last.
             anchor: names the state behind the last turn.
+
+        Raises:
+            Ended: a turn cannot be sampled, or the template refuses what is to be read.
         """
         assert self.history is not None
-        answer = self.history.next_context(standing)
-        if answer is None or isinstance(answer, NewContext):
-            return answer
         try:
+            answer = self.history.next_context(standing)
+            if answer is None or isinstance(answer, NewContext):
+                return answer
             writing = next(answer)
             while True:
                 written = yield from self._write(writing, conversation, anchor)
@@ -645,6 +648,8 @@ class Playing:
         except StopIteration as end:
             decision: NewContext | None = end.value
             return decision
+        except TemplateRefusal as error:
+            raise Ended("env_crash", f"a new context is refused: {error}") from None
 
     def _write(
         self, writing: Writing, conversation: Conversation, anchor: str

@@ -64,6 +64,10 @@ def problems(*words: str) -> list[str]:
             [*SUMMARISE, "agent.max_turn=16384"],
             "agent.max_turn=16384 is above 16383, the most with agent.context=summarise",
         ),
+        (
+            [*SUMMARISE, "context.train_summaries=false", "agent.observation_loss_coef=0.5"],
+            "agent.observation_loss_coef=0.5 learns all that has mask 0",
+        ),
         (["agent.context=nowhere.py:Mine"], "agent.context=nowhere.py:Mine"),
     ],
 )
