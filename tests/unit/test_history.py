@@ -23,8 +23,9 @@ from training.config.cross_checks import agents
 from workers.environments.reply import StepReply, read_reply, write_reply
 from workers.environments.server import EnvServer
 from workers.rollout.engine import Completion
-from workers.rollout.episode import Ask, Episode, Play, Sample, TurnLimits, play_episode
+from workers.rollout.episode import Ask, Episode, Play, Sample, TurnLimits
 from workers.rollout.episode_facts import episode_facts
+from workers.rollout.episode_play import play_episode
 from workers.rollout.history import (
     Decision,
     HistoryFault,

@@ -1,10 +1,10 @@
 """The turn loop: keeps an engine busy with the turns of many episodes.
 
 The loop runs single turns, many turns and tools, over any engine and any environment workers: it
-resumes episodes (episode.py) with what they asked for. It is event-driven: as soon as an episode's
-turn is sampled its environment steps, elsewhere, and as soon as that has answered the next turn is
-submitted, while the other episodes go on generating. In lockstep all turns are awaited before the
-next are submitted, in a fixed order.
+resumes episodes (episode_play.py) with what they asked for. It is event-driven: as soon as an
+episode's turn is sampled its environment steps, elsewhere, and as soon as that has answered the
+next turn is submitted, while the other episodes go on generating. In lockstep all turns are awaited
+before the next are submitted, in a fixed order.
 
     waiting --_admit--> play_episode --Sample--> engine.submit ... engine.step --+
                              ^       --Ask-----> environments  ... poll ---------+
@@ -47,8 +47,8 @@ from workers.rollout.episode import (
     Sample,
     Sampler,
     TurnLimits,
-    play_episode,
 )
+from workers.rollout.episode_play import play_episode
 from workers.rollout.history import HistoryRule
 
 # Where the engine has nothing to do, replies are awaited for this many seconds at a time.

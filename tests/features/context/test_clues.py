@@ -33,7 +33,8 @@ from training.config.loader import load_config
 from workers.environments.reply import StepReply
 from workers.environments.server import EnvServer
 from workers.rollout.engine import Sampling
-from workers.rollout.episode import Ask, Episode, Sample, TurnLimits, play_episode
+from workers.rollout.episode import Ask, Episode, Sample, TurnLimits
+from workers.rollout.episode_play import play_episode
 
 CONFIG = load_config([str(PROJECT / "configs/clues.yaml")], check=False).config
 
