@@ -9,5 +9,7 @@ FEATURE = Feature(
     history="features.context.opening:open_history",
     keeper="features.context.counts:open_keeper",
     observer="features.context.counts:open_observer",
+    # Before the records, which keep a step's metrics.
+    observer_order=15,
     metrics="metric_names.yaml",
 )
