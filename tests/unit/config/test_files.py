@@ -92,6 +92,7 @@ def test_a_misspelt_file_is_named_with_the_nearest_that_is_there(
         ("smollm2_arithmetic", "data.val_files", "prepare_smollm2"),
         ("gsm8k_grpo", "data.train_files", "prepare_gsm8k"),
         ("qwen3_5_tools", "actor_rollout_ref.model.path", "prepare_zoo_game"),
+        ("clues", "actor_rollout_ref.model.path", "prepare_clues"),
     ],
 )
 @pytest.mark.parametrize("place", ["", "project/", "{folder}/"])
