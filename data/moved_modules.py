@@ -108,7 +108,12 @@ class MovedModule(importlib.abc.InspectLoader):
 
 
 def moved_spec(old: str, new: str, *, silent: bool) -> ModuleSpec | None:
-    """Returns a spec that loads a module from its new place; None: it is not there."""
+    """Returns a spec that loads a module from its new place; None: it is not there.
+
+    Raises:
+        ModuleNotFoundError: it stood in a feature whose folder is gone.
+    """
+    importlib.import_module("training.features").require_module(new, old)
     found = importlib.util.find_spec(new)
     if found is None:
         return None

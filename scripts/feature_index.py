@@ -40,6 +40,7 @@ def _entry(name: str, feature: Feature) -> dict[str, Any]:
     entry = {
         "settings": settings,
         "moved_keys": dict(feature.moved_keys),
+        "moved_modules": dict(feature.moved_modules),
         "modes": list(feature.modes),
         "libraries": list(_libraries(feature)),
         "loggers": list(feature.loggers),

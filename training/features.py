@@ -122,6 +122,7 @@ class AbsentFeature:
     Attributes:
         settings: the defaults of its settings, by dotted key.
         moved_keys: as of `Feature`.
+        moved_modules: as of `Feature`.
         modes: its options of the command line.
         libraries: the names of its libraries of environments.
         loggers: as of `Feature`.
@@ -130,6 +131,7 @@ class AbsentFeature:
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     moved_keys: Mapping[str, str] = field(default_factory=dict)
+    moved_modules: Mapping[str, str] = field(default_factory=dict)
     modes: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
     loggers: tuple[str, ...] = ()
@@ -274,11 +276,33 @@ def renamed(key: str, moved: Mapping[str, str]) -> str | None:
 
 
 def moved_modules() -> dict[str, str]:
-    """Returns by the older name of a feature's module what it is called now."""
+    """Returns by the older name of a feature's module what it is called now.
+
+    Those of features whose folders are gone are among them, so that their names are known.
+    """
     moved: dict[str, str] = {}
+    for absent in absent_features().values():
+        moved |= absent.moved_modules
     for feature in features().values():
         moved |= feature.moved_modules
     return moved
+
+
+def require_module(module: str, what: str) -> None:
+    """Requires that the feature is here in which a module stands, if it stands in one.
+
+    Raises:
+        ModuleNotFoundError: it is not.
+    """
+    package, _, rest = module.partition(".")
+    name = rest.partition(".")[0]
+    if package != FOLDER.name or name not in absent_features():
+        return
+    raise ModuleNotFoundError(
+        f"{what} is {module} now, a part of {folder_of(name)}, which is not here: put the folder "
+        "back, or do without it",
+        name=module,
+    )
 
 
 def named(attribute: str) -> Iterator[tuple[str, str]]:

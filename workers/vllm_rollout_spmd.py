@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from data.texts import text_of
 from training.config import PPOConfig, RolloutConfig
 from training.config.engine_cache import cache_settings
 from workers.model.banned_tokens import banned_token_ids
@@ -152,10 +153,11 @@ class vLLMRollout(BaseRollout):
             with vllm_repairs.kept_classes() as own_classes, mended, alike:
                 engine = LLMEngine.from_engine_args(engine_args)
         except (NotImplementedError, AttributeError, AssertionError) as error:
+            reason = text_of(error) or type(error).__name__
             raise ValueError(
-                f"rollout.name=vllm cannot play model type '{spec.hf_config.model_type}': {error}; "
-                "take another engine, such as rollout.name=hf (docs/models.md says what was proved "
-                "with which)"
+                f"rollout.name=vllm cannot play model type '{spec.hf_config.model_type}': "
+                f"{reason}; take another engine, such as rollout.name=hf (docs/models.md says what "
+                "was proved with which)"
             ) from error
         engine.apply_model(partial(vllm_repairs.take_own_classes, own_classes=own_classes))
         engine.apply_model(vllm_repairs.name_loaders)
@@ -260,6 +262,7 @@ class vLLMRollout(BaseRollout):
         options["top_k"] = max(sampling.top_k, 0)
         options["logprobs"] = 0 if self.config.calculate_log_probs else None
         # `stop_token_ids` hold every end-of-turn token.
+        options["stop_token_ids"] = list(sampling.stop_token_ids)
         options["ignore_eos"] = True
         options["flat_logprobs"] = True
         options["skip_clone"] = True
@@ -361,9 +364,13 @@ class vLLMRollout(BaseRollout):
             yield name, tensor.clone() if name in self.changed else tensor
 
     def set_version(self, version: int) -> None:
-        """Makes each completion record of which versions its tokens are."""
+        """Makes each completion record of which versions its tokens are, where vLLM can.
+
+        Older ones, such as 0.26, cannot.
+        """
         super().set_version(version)
-        self.engine.set_weight_version(str(version))
+        if hasattr(self.engine, "set_weight_version"):
+            self.engine.set_weight_version(str(version))
 
     def load_adapter(self, folder: str) -> None:
         """Replaces the adapter by one with a number of its own.
@@ -454,7 +461,7 @@ def _completion(output: Any, max_tokens: int, routers: Routers | None) -> Comple
         log_probs = list(sample.logprobs.logprobs)
     versions = [
         VersionSpan(int(span.version), span.start, span.end)
-        for span in sample.weight_versions or ()
+        for span in getattr(sample, "weight_versions", None) or ()
     ]
     experts = sample.routed_experts if routers is not None else None
     if experts is not None and routers is not None and experts.shape[1] != len(routers.layers):

@@ -10,6 +10,7 @@ from training.features import Feature
 
 FEATURE = Feature(
     section=AlarmSettings,
+    checks="features.alarms.settings:config_problems",
     moved_keys={"trainer.alarms": "alarms.mode"},
     moved_modules={
         "training.run.alarms": "features.alarms",

@@ -53,7 +53,9 @@ class Alarms(Observer):
 
     def __init__(self, run: ObservedRun) -> None:
         self.run = run
-        self.stops = run.config.section(AlarmSettings).mode == "stop"
+        settings = run.config.section(AlarmSettings)
+        self.stops = settings.mode == "stop"
+        self.ignored = set(settings.ignore)
         self.history = History()
         self.rules = rules_in_order()
         # Rules, and states of rules, that raised: each is named once.
@@ -94,6 +96,7 @@ class Alarms(Observer):
         step = report.step
         metrics = {**report.metrics, "perf/driver_memory_gib": driver_memory()}
         found = self._run_rules(report, metrics)
+        found = {alarm: each for alarm, each in found.items() if alarm not in self.ignored}
         causes = {alarm: self.changes.behind(ALARMS[alarm], step) for alarm in found}
         # What a change of settings caused is told first: other alarms may come of it.
         order = sorted(found, key=lambda alarm: not causes[alarm])

@@ -8,7 +8,7 @@ from typing import Any
 
 from features.run_page.curves import Curve, curve_of, mean_of_runs
 from features.run_page.run_folder import RunFolder
-from features.run_page.settings import of_repetition, table_of_differences
+from features.run_page.settings import of_repetition, seeds_of, table_of_differences
 
 # A group's name has the settings that make it another, at most so many.
 MOST_KEYS_IN_NAME = 3
@@ -42,10 +42,13 @@ class Group:
 
 
 def group_runs(runs: Sequence[RunFolder]) -> list[Group]:
-    """Groups runs, in their order; one without recorded settings is a group of its own."""
+    """Groups runs, in their order; one without recorded settings is a group of its own.
+
+    Runs of other code are no repetitions, whatever their settings.
+    """
     members: dict[str, list[RunFolder]] = {}
     for run in runs:
-        key = of_repetition(run.settings) if run.settings else str(run.path)
+        key = f"{of_repetition(run.settings)} {run.code}" if run.settings else str(run.path)
         members.setdefault(key, []).append(run)
     differing = differences([group[0] for group in members.values()])
     names = names_of(runs)
@@ -55,16 +58,27 @@ def group_runs(runs: Sequence[RunFolder]) -> list[Group]:
         if not name:
             name = names[group[0].path] if len(group) == 1 else _common_name(group)
         if len(group) > 1:
-            name = f"{name} ({len(group)} seeds)"
+            name = f"{name} ({_count(group)})"
         groups.append(Group(name=name, runs=group))
     return groups
 
 
 def differences(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
-    """Lists the settings in which runs differ, seeds left out: key, each one's value."""
+    """Lists the settings in which runs differ, seeds left out: key, each one's value.
+
+    The digest of the code stands first, where that differs.
+    """
     if len(runs) < 2 or not all(run.settings for run in runs):
         return []
-    return table_of_differences([run.settings for run in runs])
+    codes = [run.code or "not recorded" for run in runs]
+    rows = [("code", codes)] if len(set(codes)) > 1 else []
+    return rows + table_of_differences([run.settings for run in runs])
+
+
+def _count(runs: Sequence[RunFolder]) -> str:
+    """Counts repetitions: seeds, where each run has its own, else runs."""
+    seeds = {str(seeds_of(run.settings)) for run in runs}
+    return f"{len(runs)} {'seeds' if len(seeds) == len(runs) else 'runs'}"
 
 
 def _name_of(number: int, differing: Sequence[tuple[str, list[str]]]) -> str:

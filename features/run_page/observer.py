@@ -8,16 +8,15 @@ import logging
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from data.watchdog import ATTEMPT
 from features.run_page.announcement import say_where
+from features.run_page.code_state import code_digest, git, write_diff
 from features.run_page.events import (
     FAILED,
     FINISHED,
@@ -27,10 +26,12 @@ from features.run_page.events import (
     EventLog,
     describe_error,
 )
-from features.run_page.run_folder import RunFolder
+from features.run_page.run_folder import RunFolder, code_of
 from features.run_page.writer import PageWriter
+from training.config.reference import to_yaml
 from training.config.section import PROJECT_ROOT
 from training.observers import Generations, Notice, ObservedRun, Observer, StepReport
+from training.run.recorded_config import flat_settings
 from training.run.validation_names import is_validation_mean, short_name
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ MOST_VALIDATION_REWARDS = 4
 # Whose versions a run depends on.
 PACKAGES = ("torch", "transformers", "vllm", "ray", "numpy")
 MOST_COMMAND_CHARS = 4000
-GIT_S = 5.0
+# Names the commit, and says whether files differ from it.
+DESCRIBE = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
 
 def open_page(run: ObservedRun) -> "RunRecord | None":
@@ -80,13 +82,17 @@ class RunRecord(Observer):
         kept = self.log.begin(step, is_restart=is_restart)
         self._tell_of_a_kill(kept)
         kind = "resume" if step > 0 else "start"
+        code = code_digest(flat_settings(to_yaml(run.config)))
         self.log.add(
             kind,
             step=step,
             command=command_line(),
-            versions=versions(),
+            versions=versions() | {"code": code},
             total_steps=run.total_steps,
         )
+        write_diff(run.run_dir)
+        if kind == "resume":
+            self._compare_code(code, kept)
         if run.changes:
             self._add_changes()
         self.page = None
@@ -98,6 +104,19 @@ class RunRecord(Observer):
             if not is_restart:
                 # The attempt before has said it.
                 say_where(run.config, run.run_dir)
+
+    def _compare_code(self, code: str, events: Sequence[Event]) -> None:
+        """Tells where the code is not that of the steps before."""
+        before = code_of(events)
+        if not before or before == code:
+            return
+        logger.info("the code is not that of the steps before (%s now, %s then)", code, before)
+        self.log.add(
+            "settings",
+            step=self.run.step,
+            text="the code changed",
+            changed={"code": [before, code]},
+        )
 
     def _tell_of_a_kill(self, events: Sequence[Event]) -> None:
         """Adds the end of the process before, where that could not."""
@@ -219,20 +238,7 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    commit = git_commit(PROJECT_ROOT)
+    commit = git(PROJECT_ROOT, *DESCRIBE).strip()
     if commit:
         found["commit"] = commit
     return found
-
-
-def git_commit(folder: Path) -> str:
-    """Returns the commit of a repository's folder; "" where there is none, or no git."""
-    if not (folder / ".git").exists():
-        return ""
-    describe = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    command = ["git", "-C", str(folder), *describe]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

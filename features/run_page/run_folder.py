@@ -5,6 +5,7 @@ left has a page, too. Nothing is written, and a run that goes on is not disturbe
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,11 @@ class RunFolder:
         return [event for event in self.events if event["kind"] in ("start", "resume")]
 
     @property
+    def code(self) -> str:
+        """Returns the digest of the code of the last process; "" where none is recorded."""
+        return code_of(self.events)
+
+    @property
     def has_viewer(self) -> bool:
         """Checks whether a viewer of the run's episodes has been made."""
         return self.viewer_page.is_file()
@@ -147,3 +153,12 @@ def _line_of_start(event: Event | None) -> str:
         return "a process holds the folder"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
     return f"since {when}"
+
+
+def code_of(events: Sequence[Event]) -> str:
+    """Returns the digest of the code with which the last process of a run began; "": unknown."""
+    for event in reversed(events):
+        if event["kind"] in ("start", "resume"):
+            versions = event.get("versions")
+            return str(versions.get("code", "")) if isinstance(versions, dict) else ""
+    return ""

@@ -135,8 +135,17 @@ def _text_of(settings: Settings, key: str) -> str:
 
 def is_of_one_run(key: str) -> bool:
     """Checks whether a setting may differ between repetitions of a run: seeds, folders, names."""
+    return key in OF_ONE_RUN or _is_seed(key)
+
+
+def _is_seed(key: str) -> bool:
     word = key.rsplit(".", 1)[-1]
-    return key in OF_ONE_RUN or word == "seed" or word.endswith("_seed")
+    return word == "seed" or word.endswith("_seed")
+
+
+def seeds_of(settings: Settings) -> dict[str, Any]:
+    """Returns a run's seeds."""
+    return {key: value for key, value in settings.items() if _is_seed(key)}
 
 
 def of_repetition(settings: Settings) -> str:

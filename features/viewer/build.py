@@ -1,14 +1,16 @@
 """Makes the viewer of one run or several: reads records step by step, writes pages as it goes.
 
-A step is read twice, a line at a time: first for what its groups and its estimator need of all
-episodes, then group by group for the pages. Files of data end where a step does, so that the viewer
-of a run that goes on keeps those of the steps that it has: `kept_state` says where to go on.
-Invariant: memory holds one step's outlines and one file of pages, not the run; the old viewer stays
-until the new one is whole, and is then replaced or, where it is kept, gets another manifest; and a
-viewer that was made bit by bit has the bytes of one that is made at once.
+A step is gone through twice (`step_reader`): first a line at a time for what its groups and its
+estimator need of all episodes, then group by group for the pages. Files of data end where a step
+does, so that the viewer of a run that goes on keeps those of the steps that it has: `kept_state`
+says where to go on. Invariant: memory holds one step's outlines, some of its episodes and one file
+of pages, not the run; the old viewer stays until the new one is whole, and is then replaced or,
+where it is kept, gets another manifest; and a viewer that was made bit by bit has the bytes of one
+that is made at once.
 """
 
 import fcntl
+import gc
 import json
 import os
 import shutil
@@ -18,8 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from features.shared import ELEMENTS
 from features.viewer.credit_path import credit_path
@@ -54,13 +54,11 @@ from features.viewer.progress import showing
 from features.viewer.records import (
     RecordedEpisode,
     RecordFile,
-    RecordLine,
     list_files,
-    parse_episode,
-    read_lines,
 )
 from features.viewer.search_index import SearchIndex
-from features.viewer.step_credit import StepCredit, read_algorithm
+from features.viewer.step_credit import StepCredit
+from features.viewer.step_reader import Outline, StepReader
 from features.viewer.token_columns import (
     COLUMNS,
     FateNames,
@@ -103,16 +101,6 @@ class RecordedRun:
     def label(self) -> str:
         """Returns what the run is called on a page."""
         return "/".join(self.folder.resolve().parts[-2:])
-
-
-@dataclass(frozen=True)
-class Outline:
-    """Holds what a step needs of an episode before its page is made."""
-
-    line: RecordLine
-    uid: str
-    episode_id: str
-    reward: float
 
 
 @dataclass(frozen=True)
@@ -365,6 +353,21 @@ def _is_of_viewer(path: Path) -> bool:
     return path.name == DATA or path.suffix in (".js", ".css", ".html")
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keeps Python from looking for cycles in the block: a step makes none, but many objects.
+
+    Each look goes over all that the process has, a fifth of the time that a viewer takes.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class ViewerBuilder:
     """Writes the data of a viewer, run by run.
 
@@ -451,11 +454,12 @@ class ViewerBuilder:
     def add_files(self, source: RunSource, which: slice, advance: Callable[[], None]) -> None:
         """Writes all episodes of some of a run's files; `advance` is called after each."""
         for file in source.files[which]:
-            try:
-                self._add_step(source.run, file, source.texts, advance)
-            except OSError as error:
-                self.report.add_fault(f"{source.run.label}: {file.path.name}: {error}")
-            self._end_file()
+            with _without_collections():
+                try:
+                    self._add_step(source.run, file, source.texts, advance)
+                except OSError as error:
+                    self.report.add_fault(f"{source.run.label}: {file.path.name}: {error}")
+                self._end_file()
 
     def _end_file(self) -> None:
         """Writes what waits of a file of records: no file of data reaches into the next one."""
@@ -491,9 +495,7 @@ class ViewerBuilder:
         for fault in reader.faults:
             self.report.add_fault(f"{run.label}: {fault}")
 
-    def _add_line(
-        self, reader: "StepReader", outline: Outline, step: Step, no_spread: bool
-    ) -> None:
+    def _add_line(self, reader: StepReader, outline: Outline, step: Step, no_spread: bool) -> None:
         """Writes the episode of a line; what its record lacks costs that episode alone."""
         try:
             episode = reader.read(outline)
@@ -641,62 +643,3 @@ def gradient_of(update: StepUpdate | None, rows: list[Any]) -> float:
     shares = update.columns.rows["gradient_share"]
     places = [row.place for row in rows if row.place is not None]
     return float(shares[places].sum()) if places else float("nan")
-
-
-class StepReader:
-    """Reads a file of episodes twice: outlines of all, then episode by episode."""
-
-    def __init__(self, file: RecordFile, update: StepUpdate | None) -> None:
-        self._file = file
-        self._update = update
-        self.faults: list[str] = []
-        self.outlines: list[Outline] = []
-        self._turn_ids: dict[int, np.ndarray] = {}
-        self._anchors: dict[str, list[str]] = {}
-        for line, text in read_lines(file.path):
-            if text.strip():
-                self._outline(line, text)
-
-    def _outline(self, line: RecordLine, text: bytes) -> None:
-        """Keeps what the step needs of one line."""
-        try:
-            episode = parse_episode(text)
-        except ValueError as error:
-            self.faults.append(f"{self._file.path.name} line {line.number} {error}")
-            return
-        reward = episode.number("reward")
-        self.outlines.append(Outline(line, episode.uid, episode.episode_id, reward))
-        states = [turn.get("anchor") for turn in episode.turns]
-        if all(isinstance(state, str) for state in states) and states:
-            self._anchors[episode.episode_id] = [str(state) for state in states]
-        if self._update is None:
-            return
-        for number, row in enumerate(episode.rows):
-            place = self._update.places.get((episode.episode_id, number))
-            if place is not None:
-                self._turn_ids[place] = row.tokens["turn_ids"]
-
-    def credit(self, run_dir: Path) -> StepCredit:
-        """Prepares what computes the step's advantages again."""
-        assert self._update is not None
-        columns = self._update.columns
-        algorithm = read_algorithm(run_dir, columns.meta)
-        return StepCredit.of(columns, algorithm, self._turn_ids, self._anchors)
-
-    def groups(self) -> Iterator[list[Outline]]:
-        """Yields the episodes by group, in the order of the groups' first lines."""
-        groups: dict[str, list[Outline]] = {}
-        for outline in self.outlines:
-            groups.setdefault(outline.uid, []).append(outline)
-        yield from groups.values()
-
-    def read(self, outline: Outline) -> RecordedEpisode | None:
-        """Reads one episode's line once more; None where the file has changed since."""
-        with self._file.path.open("rb") as lines:
-            lines.seek(outline.line.start)
-            text = lines.read(outline.line.length)
-        try:
-            return parse_episode(text)
-        except ValueError as error:
-            self.faults.append(f"{self._file.path.name} line {outline.line.number} {error}")
-            return None

@@ -13,7 +13,7 @@ import argparse
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -44,8 +44,9 @@ def find_run(folder: Path, number: int) -> RecordedRun:
         raise ValueError(
             f"{special} is no regular file, or too large for what it is: no run writes it"
         )
-    places = [folder / "episodes", *_configured(folder / "config.yaml"), folder]
-    for place in places:
+    places = []
+    for place in _places(folder):
+        places.append(place)
         if place.is_dir() and list_files(place):
             run_dir = folder.parent if place == folder and folder.name == "episodes" else folder
             return RecordedRun(number=number, folder=run_dir, episodes=place)
@@ -54,6 +55,13 @@ def find_run(folder: Path, number: int) -> RecordedRun:
         f"{folder} holds no episodes (looked for STEP.jsonl and val-STEP.jsonl in {looked}); a run "
         "records them unless records.keep_gib=0"
     )
+
+
+def _places(folder: Path) -> Iterator[Path]:
+    """Yields where a run's episodes may be; its config is read only where they are not there."""
+    yield folder / "episodes"
+    yield from _configured(folder / "config.yaml")
+    yield folder
 
 
 def require_each_once(runs: Sequence[RecordedRun]) -> None:

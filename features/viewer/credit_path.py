@@ -6,11 +6,11 @@ compares, are what it says where it is registered (`EstimatorFacts`). Invariant:
 called recorded come from the columns of the update; all others are statistics of those.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from features.viewer.credit_turns import turn_table
 from features.viewer.records import RecordedEpisode
@@ -128,8 +128,8 @@ def estimator_stages(
 
 def whitening_stages(credit: StepCredit) -> list[Stage]:
     """Returns what the advantages of a run with a critic were whitened with."""
-    values, returns = credit.padded("values"), credit.padded("returns")
-    if values is None or returns is None or not credit.facts.whitens_batch:
+    is_recorded = credit.batch is not None and {"values", "returns"} <= credit.columns.tokens.keys()
+    if not is_recorded or not credit.facts.whitens_batch:
         return []
     mean, std = credit.batch_whitening
     return [
@@ -140,15 +140,11 @@ def whitening_stages(credit: StepCredit) -> list[Stage]:
 
 def group_stages(place: int, credit: StepCredit) -> list[Stage]:
     """Returns the group's size, mean and spread."""
-    groups = credit.groups
-    assert groups is not None
-    size = int(groups.size[place])
-    stages: list[Stage] = [("group", size, "members with a sampled token")]
-    if not bool(groups.valid[place]):
+    size, is_valid, mean, spread = credit.group_numbers[place]
+    stages: list[Stage] = [("group", int(size), "members with a sampled token")]
+    if not is_valid:
         stages.append(("left out", "yes", "no token of it is sampled: it leaves the group's mean"))
-    mean = float(groups.mean(groups.scores)[place])
     stages.append(("group mean", mean, "mean of the group's scores"))
-    spread = float(groups.score_std()[place])
     stages.append(("spread", spread, "unbiased standard deviation of the group's scores"))
     return stages
 
@@ -185,22 +181,7 @@ def group_table(episode: RecordedEpisode, credit: StepCredit) -> dict[str, Any] 
     if place is None or credit.groups is None or credit.episodes is None or credit.batch is None:
         return None
     uid = str(credit.batch.non_tensor_batch["uid"][credit.episodes.first[place]])
-    members = credit.members[uid]
-    groups = credit.groups
-    rows = []
-    for member in members:
-        first = int(credit.episodes.first[member])
-        rows.append(
-            {
-                "episode_id": str(credit.batch.non_tensor_batch["episode_id"][first]),
-                "score": float(groups.scores[member]),
-                "tokens": int(credit.episode_lengths[member]),
-                "deviation": float(groups.deviations[member]),
-                "counts": bool(groups.valid[member]),
-                "advantage": credit.mean_advantage(member),
-            }
-        )
-    return {"uid": uid, "rows": rows}
+    return {"uid": uid, "rows": [credit.member_rows[member] for member in credit.members[uid]]}
 
 
 def check_against_record(tokens: EpisodeTokens, credit: StepCredit) -> dict[str, Any] | None:
@@ -215,5 +196,5 @@ def check_against_record(tokens: EpisodeTokens, credit: StepCredit) -> dict[str,
     difference = float(differences.max(initial=0.0))
     scale = float(np.abs(recorded[tokens.sampled]).max(initial=0.0))
     mean = float(again[tokens.sampled].mean(dtype=np.float64)) if tokens.sampled.any() else 0.0
-    agrees = bool(difference <= 1e-5 + 1e-4 * scale) or bool(torch.isnan(torch.tensor(scale)))
+    agrees = difference <= 1e-5 + 1e-4 * scale or math.isnan(scale)
     return {"computed": mean, "difference": difference, "agrees": agrees}

@@ -17,6 +17,8 @@ import base64
 import json
 import math
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,42 +27,65 @@ import numpy as np
 ALIGNMENT = 8
 # A record's own lists and dicts are shown down to here.
 MOST_NESTED = 60
+# A record's own lists and dicts lie in fewer of a page's.
+MOST_AROUND = 10
 # Types whose values are in JSON as they are.
 PLAIN_TYPES = frozenset({str, int, bool, type(None)})
 # Small dtypes that JavaScript has typed arrays for.
 DTYPES = {"<f4", "<f8", "<i4", "<i2", "|i1", "|u1", "<u4", "<u2"}
+# Values that hold no others, and that JSON nearly always has as they are.
+LEAF_TYPES = PLAIN_TYPES | {float}
+ENCODER = json.JSONEncoder(allow_nan=False)
+SORTING_ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True)
 
 
-def pack(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+@cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """Returns the name of a dtype in little endian; asked for each array, and there are many."""
+    return dtype.newbyteorder("<").str
+
+
+def pack(
+    header: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    encoded: Mapping[str, str] | None = None,
+) -> bytes:
     """Puts a header and 1-D arrays into one block of bytes, as the top of this file says.
 
     Args:
         header: in JSON's types, as `plain` returns it.
+        encoded: further entries of the header, which come first, as JSON's text.
     """
     described: dict[str, Any] = {}
     blocks: list[bytes] = []
-    names_of_bytes: dict[bytes, str] = {}
+    names_of_bytes: dict[tuple[str, bytes], str] = {}
     position = 0
     for name, array in arrays.items():
-        dtype = array.dtype.newbyteorder("<").str
+        dtype = _name_of(array.dtype)
         if dtype not in DTYPES:
             raise ValueError(f"an array of {array.dtype} has no counterpart in a page: {name}")
         data = np.ascontiguousarray(array, dtype=dtype).tobytes()
-        same = names_of_bytes.get(dtype.encode() + data)
+        content = (dtype, data)
+        same = names_of_bytes.get(content)
         if same is not None and len(data) > ALIGNMENT:
             described[name] = same
             continue
-        names_of_bytes[dtype.encode() + data] = name
+        names_of_bytes[content] = name
         repeated = 0
         one = data[: array.itemsize]
-        if len(array) > 1 and data == one * len(array):
+        # The last entry is looked at first: most arrays begin and end otherwise.
+        if len(array) > 1 and data.endswith(one) and data == one * len(array):
             repeated, data = len(array), one
         entries = len(data) // array.itemsize
         described[name] = [dtype, entries, position, repeated]
         padding = -len(data) % ALIGNMENT
         blocks += [data, bytes(padding)]
         position += len(data) + padding
-    text = json.dumps({**header, "arrays": described}, allow_nan=False).encode()
+    whole = ENCODER.encode({**header, "arrays": described})
+    if encoded:
+        first = [f"{ENCODER.encode(name)}: {text}" for name, text in encoded.items()]
+        whole = "{" + ", ".join([*first, whole[1:]])
+    text = whole.encode()
     text += b" " * (-(len(text) + 4) % ALIGNMENT)
     return b"".join([len(text).to_bytes(4, "little"), text, *blocks])
 
@@ -94,6 +119,39 @@ def plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
+def encode(
+    value: Any, *, recorded: Sequence[Any] | None = None, encoder: json.JSONEncoder = ENCODER
+) -> str:
+    """Returns the JSON of `plain(value)`, for a value whose keys are texts or integers.
+
+    Nearly all values are plain as they are, which the encoder finds out by itself, and faster.
+
+    Args:
+        recorded: the parts of `value` that may be nested deep, if not all may; none of them lies
+            more than MOST_AROUND deep in it.
+    """
+    if _is_shallow([value] if recorded is None else recorded, MOST_NESTED - MOST_AROUND):
+        try:
+            return encoder.encode(value)
+        except (TypeError, ValueError):
+            # It holds a number that is not finite, or another object.
+            pass
+    return encoder.encode(plain(value))
+
+
+def _is_shallow(values: Iterable[Any], room: int) -> bool:
+    """Returns whether no list or dict lies more than `room` deep in those of these values."""
+    for value in values:
+        if type(value) in LEAF_TYPES or not isinstance(value, dict | list | tuple):
+            continue
+        entries = value.values() if isinstance(value, dict) else value
+        if LEAF_TYPES.issuperset(map(type, entries)):
+            continue
+        if room == 0 or not _is_shallow(entries, room - 1):
+            return False
+    return True
+
+
 def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the header and the arrays that `pack` was given."""
     start = 4 + int.from_bytes(packed[:4], "little")
@@ -120,9 +178,15 @@ class DataFolder:
         """Returns FOLDER/NAME.js."""
         return self.folder / f"{name}.js"
 
-    def write(self, name: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Writes FOLDER/NAME.js."""
-        packed = zlib.compress(pack(header, arrays), level=1)
+    def write(
+        self,
+        name: str,
+        header: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        encoded: Mapping[str, str] | None = None,
+    ) -> None:
+        """Writes FOLDER/NAME.js. Args: those of `pack`."""
+        packed = zlib.compress(pack(header, arrays, encoded), level=1)
         text = f'viewerData("{name}","{base64.b64encode(packed).decode()}");\n'
         path = self.path(name)
         if path.parent not in self._made:

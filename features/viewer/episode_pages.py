@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from features.viewer.data_files import DataFolder, plain
+from features.viewer.data_files import DataFolder, encode
 from features.viewer.records import RecordedEpisode, all_texts, as_text, message_text
 from features.viewer.token_columns import ShownTokens
 from features.viewer.token_texts import TokenTexts
@@ -43,13 +43,13 @@ class PageEpisode:
     """Holds what a page shows of an episode.
 
     Attributes:
-        description: in JSON's types.
+        description: JSON's text.
         arrays: by "row.column".
         vocabulary: the text of each token id that occurs.
         tokens: of its responses, counted.
     """
 
-    description: dict[str, Any]
+    description: str
     arrays: dict[str, np.ndarray]
     vocabulary: dict[int, str]
     tokens: int
@@ -68,13 +68,13 @@ class PageEpisode:
         vocabulary: dict[int, str] = {}
         described = []
         for number, (row, recorded) in enumerate(zip(rows, episode.rows, strict=True)):
-            ids = {
-                "prompt_ids": recorded.prompt_ids,
-                "response_ids": recorded.tokens["response_ids"],
-            }
-            for one in np.unique(np.concatenate(list(ids.values()))).tolist():
+            prompt_ids = recorded.prompt_ids
+            response_ids = recorded.tokens["response_ids"]
+            for one in sorted({*prompt_ids.tolist(), *response_ids.tolist()}):
                 vocabulary[one] = texts.of(one)
-            for name, array in {**ids, **row.columns}.items():
+            arrays[f"{number}.prompt_ids"] = prompt_ids
+            arrays[f"{number}.response_ids"] = response_ids
+            for name, array in row.columns.items():
                 arrays[f"{number}.{name}"] = array
             described.append(
                 {
@@ -82,13 +82,14 @@ class PageEpisode:
                     "parent": recorded.parent,
                     "seam": recorded.seam,
                     "in_update": row.place is not None,
-                    "texts": texts.joined(ids["response_ids"]),
-                    "prompt_texts": texts.joined(ids["prompt_ids"]),
+                    "texts": texts.joined(response_ids),
+                    "prompt_texts": texts.joined(prompt_ids),
                 }
             )
-        description = plain(describe(episode, described, path, faults))
+        description = describe(episode, described, path, faults)
         tokens = sum(len(recorded) for recorded in episode.rows)
-        return cls(description, arrays, vocabulary, tokens)
+        text = encode(description, recorded=recorded_parts(description))
+        return cls(text, arrays, vocabulary, tokens)
 
 
 class EpisodePages:
@@ -97,7 +98,7 @@ class EpisodePages:
     def __init__(self, folder: DataFolder, page: int = 0) -> None:
         self._folder = folder
         self.page = page
-        self._episodes: list[dict[str, Any]] = []
+        self._episodes: list[str] = []
         self._arrays: dict[str, np.ndarray] = {}
         self._vocabulary: dict[int, str] = {}
         self._bytes = 0
@@ -127,11 +128,11 @@ class EpisodePages:
         if not self._episodes:
             return
         header = {
-            "episodes": self._episodes,
             "ids": list(self._vocabulary),
             "texts": list(self._vocabulary.values()),
         }
-        self._folder.write(numbered("pages", self.page), header, self._arrays)
+        encoded = {"episodes": f"[{', '.join(self._episodes)}]"}
+        self._folder.write(numbered("pages", self.page), header, self._arrays, encoded)
         self.page += 1
         self._episodes, self._arrays, self._vocabulary, self._bytes = [], {}, {}, 0
 
@@ -157,6 +158,16 @@ def describe(
         "path": path,
         "faults": faults,
     }
+
+
+def recorded_parts(description: dict[str, Any]) -> list[Any]:
+    """Lists what stands in a description as it was recorded, however deep it may be nested."""
+    turns = list(description["turns"])
+    for attempt in description["failed_attempts"]:
+        turns += attempt["turns"]
+    parts = [description["facts"], *(row["parent"] for row in description["rows"])]
+    parts += [turn["facts"] for turn in turns]
+    return parts + [turn["behind"] for turn in turns if "behind" in turn]
 
 
 def describe_program(record: Any) -> list[list[str]]:
@@ -261,12 +272,8 @@ class TextPages:
 
 
 def joined_texts(episodes: list[list[str]]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file of texts, as `TextPages` says."""
-    blocks = []
-    for texts in episodes:
-        # The mark in a text would be an end of it.
-        said = [text.replace(BETWEEN_TEXTS, " ") for text in texts]
-        blocks.append("".join(text + BETWEEN_TEXTS for text in said))
+    """Returns the arrays of a file of texts, as `TextPages` says, of those of `episode_texts`."""
+    blocks = ["".join(text + BETWEEN_TEXTS for text in texts) for texts in episodes]
     whole = "".join(blocks)
     if whole.isascii():
         ends = np.cumsum([len(block) for block in blocks], dtype=np.uint32)
@@ -277,5 +284,8 @@ def joined_texts(episodes: list[list[str]]) -> dict[str, np.ndarray]:
 
 
 def episode_texts(episode: RecordedEpisode) -> list[str]:
-    """Returns the texts that are searched, without those that an episode says twice."""
-    return list(dict.fromkeys(all_texts(episode)))
+    """Returns the texts that are searched, without those that an episode says twice.
+
+    What marks the end of a text is a blank within one.
+    """
+    return list(dict.fromkeys(text.replace(BETWEEN_TEXTS, " ") for text in all_texts(episode)))

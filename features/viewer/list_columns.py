@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from features.viewer.data_files import DataFolder, plain
+from features.viewer.data_files import SORTING_ENCODER, DataFolder, encode, plain
 from features.viewer.records import RecordedEpisode, as_text, message_text
 from features.viewer.token_columns import ShownTokens
 
@@ -75,7 +75,7 @@ def task_key(episode: RecordedEpisode) -> str:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(plain(value), sort_keys=True)
+    text = encode(value, encoder=SORTING_ENCODER)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -223,7 +223,7 @@ def fate_bits(rows: list[ShownTokens]) -> int:
     """Returns a bit for each fate that a token of the episode has."""
     bits = 0
     for row in rows:
-        for fate in np.unique(row.columns["fate"]).tolist():
+        for fate in set(row.columns["fate"].tolist()):
             bits |= 1 << min(fate, 31)
     return bits
 

@@ -199,7 +199,7 @@ def as_array(value: Any, dtype: str, what: str) -> np.ndarray:
         raise ValueError(f"{what} cannot be read: {error}") from error
     if array.ndim != 1:
         raise ValueError(f"{what} is no flat list")
-    return array.astype(dtype)
+    return array.astype(dtype, copy=False)
 
 
 def as_text(value: Any) -> str:

@@ -28,6 +28,7 @@ FILE_PAIRS = 1 << 16
 WAITING_PAIRS = 1 << 22
 # How long the sequences are.
 LENGTHS = (1, 2, 3, 4, 5)
+LENGTHS_COLUMN = np.array(LENGTHS, dtype=np.uint32)[:, None]
 # Mixes the characters of a sequence; the page's search.js has the same.
 MIX = np.uint32(0x9E3779B1)
 MIX_SHIFT = np.uint32(15)
@@ -74,40 +75,54 @@ def code_units(text: str) -> np.ndarray:
     return np.frombuffer(fold(text).encode("utf-16-le", "surrogatepass"), dtype="<u2")
 
 
-def sequence_numbers(units: np.ndarray, length: int) -> np.ndarray:
-    """Mixes each `length` characters that follow each other into a number and its check.
+def joined_units(texts: list[str]) -> tuple[np.ndarray, list[int]]:
+    """Returns the units of all texts, one behind the other, uint32, and how many each has."""
+    whole = "".join(texts)
+    if whole.isascii():
+        units = np.frombuffer(whole.lower().encode("ascii"), dtype=np.uint8)
+        return units.astype(np.uint32), [len(text) for text in texts]
+    parts = [code_units(text) for text in texts]
+    return np.concatenate(parts).astype(np.uint32), [len(part) for part in parts]
+
+
+def sequence_numbers(units: np.ndarray) -> np.ndarray:
+    """Mixes the characters of all sequences, those of all LENGTHS at once.
 
     Args:
         units: (n,) uint32, a character's each.
 
-    Returns: (2, n - length + 1) uint32, numbers and checks; a check is never 0.
+    Returns: (lengths, 2, n) uint32, by length and first character the number and its check, which
+        is never 0. Behind the end of `units` zeros follow.
     """
-    count = max(len(units) - length + 1, 0)
-    mixed = np.full((2, count), length, dtype=np.uint32)
-    for place in range(length):
-        mixed ^= units[place : place + count]
-        mixed *= MIXES
-        mixed ^= mixed >> MIX_SHIFT
-    mixed[1] |= np.uint32(1)
+    size = len(units)
+    longest = len(LENGTHS)
+    padded = np.zeros(size + longest, dtype=np.uint32)
+    padded[:size] = units
+    mixed = np.empty((longest, 2, size), dtype=np.uint32)
+    mixed[:] = LENGTHS_COLUMN[:, :, None]
+    for place in range(longest):
+        # The sequences that are longer than this.
+        longer = mixed[place:]
+        longer ^= padded[place : place + size]
+        longer *= MIXES
+        longer ^= longer >> MIX_SHIFT
+    mixed[:, 1] |= np.uint32(1)
     return mixed
 
 
 def numbers_of(texts: list[str]) -> np.ndarray:
     """Returns all sequences of LENGTHS characters, each once: (n, 2) uint32, number and check."""
-    parts = [code_units(text) for text in texts]
-    if not parts:
-        return np.zeros((0, 2), dtype=np.uint32)
-    lengths = [len(part) for part in parts]
-    units = np.concatenate(parts).astype(np.uint32)
+    units, lengths = joined_units(texts)
     # How much of its text follows a place: a sequence lies within one text.
-    room = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(units))
-    found = []
-    for length in LENGTHS:
-        within = room[: max(len(units) - length + 1, 0)] >= length
-        number, check = sequence_numbers(units, length)[:, within].astype(np.uint64)
-        found.append((number << np.uint64(32)) | check)
-    both = np.unique(np.concatenate(found))
-    return np.stack([both >> np.uint64(32), both & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
+    room = np.repeat(np.cumsum(lengths, dtype=np.int64), lengths) - np.arange(len(units))
+    is_within = room >= LENGTHS_COLUMN
+    mixed = sequence_numbers(units)
+    both = mixed[:, 0][is_within].astype(np.uint64)
+    both <<= np.uint64(32)
+    both |= mixed[:, 1][is_within]
+    both = np.unique(both)
+    # The number is the high half.
+    return both.astype("<u8", copy=False).view("<u4").reshape(-1, 2)[:, ::-1]
 
 
 class SearchIndex:

@@ -139,7 +139,7 @@ class StepCredit:
         why_not = _what_is_missing(estimator, batch)
         return cls(estimator, algorithm, columns, batch, why_not, anchors)
 
-    @property
+    @cached_property
     def facts(self) -> algos.EstimatorFacts:
         """Returns what the estimator says of itself; nothing is known of a user's own."""
         return algos.estimator_facts(self.estimator)
@@ -163,7 +163,7 @@ class StepCredit:
         if self.batch is None or self.why_not:
             return None, self.why_not
         meta = self.columns.meta
-        batch = self.batch.select_idxs(range(len(self.batch)))
+        batch = DataProto(self.batch.batch.clone(), dict(self.batch.non_tensor_batch))
         try:
             compute_advantage(
                 batch,
@@ -229,6 +229,45 @@ class StepCredit:
         """Returns the id of the episode at a place."""
         assert self.batch is not None and self.episodes is not None
         return str(self.batch.non_tensor_batch["episode_id"][self.episodes.first[place]])
+
+    @cached_property
+    def group_numbers(self) -> list[tuple[float, bool, float, float]]:
+        """Returns of each episode its group's size, whether it counts there, mean and spread."""
+        groups = self.groups
+        assert groups is not None
+        return list(
+            zip(
+                groups.size.tolist(),
+                groups.valid.tolist(),
+                groups.mean(groups.scores).tolist(),
+                groups.score_std().tolist(),
+                strict=True,
+            )
+        )
+
+    @cached_property
+    def member_rows(self) -> list[dict[str, Any]]:
+        """Returns of each episode what it is among the members of its group."""
+        assert self.groups is not None
+        return [
+            {
+                "episode_id": self.name_of_episode(place),
+                "score": score,
+                "tokens": tokens,
+                "deviation": deviation,
+                "counts": counts,
+                "advantage": self.mean_advantage(place),
+            }
+            for place, (score, tokens, deviation, counts) in enumerate(
+                zip(
+                    self.groups.scores.tolist(),
+                    self.episode_lengths.tolist(),
+                    self.groups.deviations.tolist(),
+                    self.groups.valid.tolist(),
+                    strict=True,
+                )
+            )
+        ]
 
     @cached_property
     def episode_lengths(self) -> Tensor:

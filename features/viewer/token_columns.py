@@ -46,6 +46,15 @@ COLUMNS = {
 }
 
 
+# What stands on a page for columns of a type that it cannot hold, or that it holds otherwise.
+SHOWN_DTYPES = {
+    np.dtype(np.bool_): np.int8,
+    np.dtype(np.int64): np.float64,
+    np.dtype(np.uint64): np.float64,
+    np.dtype(np.float16): np.float32,
+}
+
+
 @dataclass
 class FateNames:
     """Numbers the fates of all steps alike, in the order in which they are met."""
@@ -112,7 +121,8 @@ def token_columns(
         if update is not None:
             place = update.places.get((episode.episode_id, number))
         if place is not None and update is not None:
-            length = int(np.diff(update.columns.offsets[place : place + 2])[0])
+            offsets = update.columns.offsets
+            length = int(offsets[place + 1] - offsets[place])
             if length != len(row):
                 faults.append(
                     f"row {number} has {len(row)} tokens, and {length} in the update: "
@@ -152,13 +162,8 @@ def _typed(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the columns in types that a page can hold; 64-bit integers become doubles."""
     typed = {}
     for name, column in columns.items():
-        if column.dtype == np.bool_:
-            column = column.astype(np.int8)
-        elif column.dtype in (np.int64, np.uint64):
-            column = column.astype(np.float64)
-        elif column.dtype == np.float16:
-            column = column.astype(np.float32)
-        typed[name] = column
+        shown = SHOWN_DTYPES.get(column.dtype)
+        typed[name] = column if shown is None else column.astype(shown)
     return typed
 
 
@@ -171,6 +176,9 @@ def join_rows(rows: list[ShownTokens]) -> EpisodeTokens | None:
     needed = {"response_mask", "advantages", "returns", "token_level_scores", "token_level_rewards"}
     if not needed <= shared:
         return None
-    columns = {name: np.concatenate([row.columns[name] for row in updated]) for name in shared}
+    if len(updated) == 1:
+        columns = {name: updated[0].columns[name] for name in shared}
+    else:
+        columns = {name: np.concatenate([row.columns[name] for row in updated]) for name in shared}
     places = [row.place for row in updated if row.place is not None]
     return EpisodeTokens(columns, sampled=columns["response_mask"] > 0, rows=places)

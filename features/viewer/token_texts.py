@@ -5,6 +5,7 @@ that holds a part of a character is shown with its neighbours, whole.
 """
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,9 @@ def find_tokenizer(run_dir: Path, episodes_dir: Path) -> tuple[Any, str]:
 
     Returns: the tokenizer, or None, and what is to be said where it is missing.
     """
-    places = [episodes_dir / "tokenizer"]
-    model = _model_folder(run_dir / "config.yaml")
-    if model is not None:
-        places.append(model)
-    for place in places:
+    places = []
+    for place in _places(run_dir, episodes_dir):
+        places.append(place)
         if not place.is_dir() or special_file(place) is not None:
             continue
         try:
@@ -38,6 +37,14 @@ def find_tokenizer(run_dir: Path, episodes_dir: Path) -> tuple[Any, str]:
             logger.warning("%s holds no tokenizer that can be read: %s", place, error)
     looked = " and ".join(map(str, places))
     return None, f"no tokenizer was found ({looked}): tokens are shown as their ids"
+
+
+def _places(run_dir: Path, episodes_dir: Path) -> Iterator[Path]:
+    """Yields where a run's tokenizer may be; its config is read only where it is not there."""
+    yield episodes_dir / "tokenizer"
+    model = _model_folder(run_dir / "config.yaml")
+    if model is not None:
+        yield model
 
 
 def _model_folder(config: Path) -> Path | None:
@@ -55,12 +62,17 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
+        # Ids of tokens that hold a part of a character.
+        self._broken: set[int] = set()
         self._anchor: tuple[list[int], str] | None = None
 
     def of(self, token_id: int) -> str:
         """Returns an id's text inside a sentence; `#id` without a tokenizer."""
         if token_id not in self._texts:
-            self._texts[token_id] = self._decode_one(token_id)
+            text = self._decode_one(token_id)
+            self._texts[token_id] = text
+            if BROKEN in text:
+                self._broken.add(token_id)
         return self._texts[token_id]
 
     def joined(self, ids: np.ndarray) -> dict[int, str]:
@@ -71,7 +83,12 @@ class TokenTexts:
         """
         if self._tokenizer is None:
             return {}
-        broken = [place for place, one in enumerate(ids.tolist()) if BROKEN in self.of(one)]
+        listed = ids.tolist()
+        for one in set(listed) - self._texts.keys():
+            self.of(one)
+        if self._broken.isdisjoint(listed):
+            return {}
+        broken = [place for place, one in enumerate(listed) if one in self._broken]
         changed: dict[int, str] = {}
         for run in _runs(broken):
             text = self._tokenizer.decode(ids[run[0] : run[-1] + 1].tolist())

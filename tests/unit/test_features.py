@@ -275,6 +275,16 @@ def test_a_module_that_never_was_is_not_found() -> None:
         __import__("training.no_such_module")
 
 
+def test_a_module_of_a_folder_that_is_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = registry.AbsentFeature(moved_modules={"contrib.gone": "features.gone.parts"})
+    monkeypatch.setattr(registry, "absent_features", lambda: {"gone": gone})
+    with pytest.raises(
+        ModuleNotFoundError,
+        match=r"contrib\.gone is features\.gone\.parts now, a part of features/gone, which is",
+    ):
+        importlib.import_module("contrib.gone")
+
+
 @pytest.mark.parametrize(
     ("old", "now"),
     [
@@ -287,9 +297,14 @@ def test_files_that_were_joined_are_found_under_their_older_names(old: str, now:
     assert importlib.import_module(old) is importlib.import_module(now)
 
 
-@pytest.mark.parametrize("name", sorted(registry.moved_modules()))
+MOVED_AND_HERE = {
+    old: new for each in features().values() for old, new in each.moved_modules.items()
+}
+
+
+@pytest.mark.parametrize("name", sorted(MOVED_AND_HERE))
 def test_whatever_is_called_otherwise_now_is_there(name: str) -> None:
-    new = registry.moved_modules()[name].replace(".", "/")
+    new = MOVED_AND_HERE[name].replace(".", "/")
     assert (PROJECT / f"{new}.py").is_file() or (PROJECT / new / "__init__.py").is_file()
     old = name.replace(".", "/")
     assert not (PROJECT / f"{old}.py").exists()

@@ -14,6 +14,7 @@ from tests.zoo import page
 from tests.zoo.families import FAMILIES, REFUSED, Family
 from tests.zoo.own_process import in_own_process
 from tests.zoo.page import HF, TRIAL, VLLM
+from tests.zoo.proofs import PLAN_TOLERANCE
 from tests.zoo.proved_parts import KeptParts, Part
 
 NAMES = ("qwen3", "llama3", "gemma3")
@@ -59,7 +60,10 @@ def bad(way: str) -> Part:
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     proofs = Played()
+    nothing_proved = page.Page(versions=page.versions_here())
+    text = nothing_proved.write_into(page.PAGE.read_text(encoding="utf-8"))
     monkeypatch.setattr(page, "PAGE", tmp_path / "models.md")
+    page.PAGE.write_text(text, encoding="utf-8")
     monkeypatch.setattr(page, "KEPT", tmp_path / "proved.json")
     monkeypatch.setattr(page, "FAMILIES", {name: FAMILIES[name] for name in NAMES})
     monkeypatch.setattr(page, "REFUSED", {"minimax_01": REFUSED["minimax_01"]})
@@ -79,13 +83,39 @@ def row_of(name: str) -> str:
 ALL = [f"{name}/{way}" for name in NAMES for way in (HF, VLLM)] + ["minimax_01/trial"]
 
 
-def test_the_page_is_made_from_nothing_and_read_again_as_it_is(played: Played) -> None:
+def test_what_was_proved_is_put_into_the_page_and_read_again_as_it_is(played: Played) -> None:
     assert page.main([]) == 0
     assert played.made == ALL
     text = page.PAGE.read_text()
-    assert page.Page.read(page.PAGE).write() == text
+    assert page.Page.read(page.PAGE).write_into(text) == text
     assert "- **minimax_01**: it is refused." in text
     assert page.versions_here() in text
+
+
+def test_what_somebody_wrote_into_the_page_stays(played: Played) -> None:
+    own = "## A section of somebody\n\nOf two paragraphs.\n\nThis is the second."
+    text = page.PAGE.read_text()
+    page.PAGE.write_text(text.replace("## vLLM\n", f"{own}\n\n## vLLM\n"))
+    assert page.main([]) == 0
+    assert own in page.PAGE.read_text()
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    assert [line for line in page.PAGE.read_text().splitlines() if line in headings] == headings
+
+
+def test_the_page_names_the_limits_of_the_proofs() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    for limit in (f"{page.ROW_TOLERANCE:.0e}", f"{page.ENGINE_TOLERANCE:.0e}"):
+        assert f"at most {limit}" in text
+    assert f"within {PLAN_TOLERANCE:.0%} of what a run takes" in text
+    assert f"{page.vllm_proofs.TOLERANCE_OF_TWO_BYTES} on average" in text
+
+
+def test_a_line_that_is_gone_is_named(played: Played) -> None:
+    text = page.PAGE.read_text()
+    page.PAGE.write_text(text.replace(page.TRIAL_BEGIN, "By the trial:"))
+    with pytest.raises(ValueError, match="has no line that begins with 'By the trial at the start"):
+        page.main([])
+    assert played.made == []
 
 
 def test_what_is_kept_is_not_proved_again_unless_one_asks_or_the_code_differs(
@@ -111,7 +141,7 @@ def test_an_interrupted_run_goes_on_with_what_is_left(played: Played) -> None:
     played.parts["llama3/vllm"] = interrupt
     with pytest.raises(KeyboardInterrupt):
         page.main([])
-    assert not page.PAGE.exists()
+    assert "qwen3" not in page.Page.read(page.PAGE).rows
     del played.parts["llama3/vllm"]
     played.made.clear()
     assert page.main([]) == 0

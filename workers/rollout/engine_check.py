@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from data.protocol import DataProto
+from data.texts import text_of
 from workers.ranks.process_groups import max_over_ranks
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
@@ -80,9 +81,10 @@ def check_engine(
             try:
                 answers = engine.inference(trial.prompts, sampling)
             except (AssertionError, AttributeError, NotImplementedError) as error:
+                reason = text_of(error) or type(error).__name__
                 raise ValueError(
                     f"rollout.name={engine.config.name} cannot play model type '{kind}' in "
-                    f"rollout.dtype={engine.config.dtype}: {error}; set what it says, or take "
+                    f"rollout.dtype={engine.config.dtype}: {reason}; set what it says, or take "
                     "another engine, such as rollout.name=hf"
                 ) from error
             data = as_batch(trial, answers)

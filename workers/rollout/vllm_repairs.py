@@ -10,6 +10,7 @@ Invariant: once an engine is built, transformers' classes and vLLM's are as they
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from workers.weight_sync.load_trial import Part, part_of, storage_of
 
 # Classes of transformers that vLLM changed, each with its own form for the engine's modules.
 OwnClasses = dict[type[nn.Module], type[nn.Module]]
+# Where vLLM has its classes that choose experts.
+ROUTERS = "vllm.model_executor.layers.fused_moe.router"
 
 
 def missing_settings(content: dict[str, Any]) -> dict[str, Any]:
@@ -135,28 +138,45 @@ def take_own_classes(model: nn.Module, own_classes: OwnClasses) -> None:
 @contextmanager
 def built_for_cpu() -> Iterator[None]:
     """Mends vLLM's classes while an engine for a CPU is built in the block."""
-    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
-
-    initialize = CPURouter.__init__
-    describe_state = MambaMixer2.get_kv_cache_spec
-
-    def initialize_whole(router: Any, *args: Any, **kwargs: Any) -> None:
-        initialize(router, *args, **kwargs)
-        choose_as_one_group(router)
 
     def describe_plainly(mixer: Any, config: Any) -> Any:
         # Its scan on a CPU returns the states at the ends of what it reads, and none before: a
         # prompt is then read up to the end of a block.
         return super(MambaMixer2, mixer).get_kv_cache_spec(config)
 
-    CPURouter.__init__ = initialize_whole
+    describe_state = MambaMixer2.get_kv_cache_spec
     MambaMixer2.get_kv_cache_spec = describe_plainly
+    try:
+        with _whole_routers():
+            yield
+    finally:
+        MambaMixer2.get_kv_cache_spec = describe_state
+
+
+@contextmanager
+def _whole_routers() -> Iterator[None]:
+    """Makes each router that is made in the block choose experts as the model says.
+
+    vLLM 0.26 has no such class: what it routes otherwise is found when an engine is compared with
+    the model at the start.
+    """
+    if find_spec(f"{ROUTERS}.cpu_router") is None:
+        yield
+        return
+    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+
+    initialize = CPURouter.__init__
+
+    def initialize_whole(router: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(router, *args, **kwargs)
+        choose_as_one_group(router)
+
+    CPURouter.__init__ = initialize_whole
     try:
         yield
     finally:
         CPURouter.__init__ = initialize
-        MambaMixer2.get_kv_cache_spec = describe_state
 
 
 def choose_as_one_group(router: Any) -> None:

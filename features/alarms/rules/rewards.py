@@ -69,7 +69,10 @@ EARNS_ALL_THERE_IS = (
 
 @rule(
     "reward_differs",
-    advice="what lies between the reward's source and token_level_scores",
+    advice=(
+        "what lies between the reward's source and token_level_scores; a change that is meant "
+        "belongs in token_level_rewards, or alarms.ignore=[reward_differs]"
+    ),
     view="sort=-reward",
     color="advantage",
     order=30,

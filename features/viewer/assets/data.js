@@ -49,12 +49,19 @@
   }
 
   async function unpack(text) {
-    const packed = fromBase64(text);
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-    const buffer = await new Response(stream).arrayBuffer();
+    const buffer = await inflated(fromBase64(text));
     const length = new DataView(buffer).getUint32(0, true);
     const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
     return { header, arrays: arraysOf(header.arrays, buffer, length + 4) };
+  }
+
+  async function inflated(packed) {
+    const stream = new DecompressionStream("deflate");
+    // Written into it by hand: a Blob would send the bytes to another process and back.
+    const writer = stream.writable.getWriter();
+    const written = Promise.all([writer.write(packed), writer.close()]);
+    const [buffer] = await Promise.all([new Response(stream.readable).arrayBuffer(), written]);
+    return buffer;
   }
 
   function fromBase64(text) {

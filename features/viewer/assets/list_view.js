@@ -46,7 +46,8 @@
     if (listed.columns.includes("answer") && !viewer.answers) {
       viewer.loadAnswers().then(() => parts.body.isConnected && draw(listed, parts));
     }
-    if (listed.found) verifyAll(listed, parts);
+    const isLooked = listed.found ? verifyAll(listed, parts) : Promise.resolve();
+    isLooked.then(viewer.readTexts);
   };
 
   function change(listed, changes) {

@@ -1,5 +1,6 @@
-// Looks for a text in all that was said: first in the index of short sequences (the same numbers
-// as in features/viewer/search_index.py), then in the texts themselves.
+// Looks for a text in all that was said. Texts that are in memory (texts.js) are looked through at
+// once. Where some are not yet, or are too many, the index of short sequences (the same numbers as
+// in features/viewer/search_index.py) says which of the others are to be loaded.
 "use strict";
 
 {
@@ -13,24 +14,8 @@
   const READ_AHEAD = 6;
   // Stands behind each text of a file (features/viewer/episode_pages.py).
   const BETWEEN_TEXTS = "\0";
-  // Letters whose small form is longer, or depends on what follows, and halves of characters.
-  const UNEVEN = /([\u0130\u03a3\ud800-\udfff]+)/;
-
-  // Lowers the case of each character by itself, where that leaves it one character.
-  viewer.fold = function (text) {
-    if (!UNEVEN.test(text)) return text.toLowerCase();
-    const parts = text.split(UNEVEN);
-    return parts.map((part, k) => (k % 2 ? foldEach(part) : part.toLowerCase())).join("");
-  };
-
-  function foldEach(part) {
-    let folded = "";
-    for (let k = 0; k < part.length; k += 1) {
-      const lower = part[k].toLowerCase();
-      folded += lower.length === 1 ? lower : part[k];
-    }
-    return folded;
-  }
+  // So long a look into texts may keep the page from answering.
+  const SLICE_MS = 40;
 
   function numberOf(folded, start, length, mix) {
     let mixed = length;
@@ -76,12 +61,45 @@
     }
   }
 
-  // Finds the episodes that hold all sequences of a text: {candidates (a byte an episode), …}.
+  // Finds the episodes that may hold a text: {candidates (a byte an episode), isExact, …}. `isExact`
+  // says that they do; others are to be looked into (`verify`).
   viewer.search = async function (text) {
-    const folded = viewer.fold(text);
-    const { size, manifest } = viewer.table;
+    const { size } = viewer.table;
+    // A blank stands for the mark in the texts, too.
+    const folded = viewer.fold(text).replaceAll(BETWEEN_TEXTS, " ");
     const found = { text, folded, candidates: new Uint8Array(size).fill(1), snippets: new Map() };
     found.looked = new Uint8Array(size);
+    await lookIntoKept(found);
+    found.isExact = found.looked.every((one) => one === 1);
+    if (!found.isExact) await lookUp(found);
+    return found;
+  };
+
+  // Looks into all texts that are in memory.
+  async function lookIntoKept(found) {
+    const pause = pauses();
+    const count = viewer.countTexts();
+    for (let number = 0; number < count; number += 1) {
+      const file = viewer.keptTexts(number);
+      if (file) lookInto(found, file);
+      await pause();
+    }
+  }
+
+  // Returns what lets the page answer, wherever it is awaited, once it has not for SLICE_MS.
+  function pauses() {
+    let began = performance.now();
+    return async () => {
+      if (performance.now() - began < SLICE_MS) return;
+      await new Promise((resolve) => setTimeout(resolve));
+      began = performance.now();
+    };
+  }
+
+  // Leaves those candidates that hold all sequences of the text.
+  async function lookUp(found) {
+    const { folded } = found;
+    const { size, manifest } = viewer.table;
     const numbers = folded ? numbersOf(folded) : [];
     const files = await Promise.all(
       manifest.parts.map((part) => Promise.all(numbers.map((number) => indexFile(part, number)))),
@@ -93,8 +111,7 @@
     });
     found.isExact = LENGTHS.includes(folded.length)
       && manifest.parts.every((part, p) => isKnown(folded, numbers[0], files[p][0], part, found));
-    return found;
-  };
+  }
 
   // The file of a part's index in which a sequence is: the highest bits of its number tell.
   function indexFile({ number, files }, sequence) {
@@ -126,7 +143,9 @@
       if (!pages.has(table.text_page[i])) pages.set(table.text_page[i], []);
       pages.get(table.text_page[i]).push(i);
     }
-    const texts = (page) => viewer.load(viewer.numbered("texts", page), { keep: false });
+    // Where a row holds the text is shown as it was said.
+    const texts = isShown ? viewer.loadTexts : viewer.foldedTexts;
+    const pause = pauses();
     const numbers = [...pages.keys()];
     // The next files are read while one is looked into.
     const coming = numbers.slice(0, READ_AHEAD).map(texts);
@@ -134,43 +153,38 @@
       const file = await coming.shift();
       if (!isCurrent()) return;
       if (k + READ_AHEAD < numbers.length) coming.push(texts(numbers[k + READ_AHEAD]));
-      lookInto(found, file, isShown ? pages.get(numbers[k]) : []);
+      if (isShown) showPlaces(found, file, pages.get(numbers[k]));
+      else lookInto(found, file);
       progress();
+      await pause();
     }
   };
 
-  // Looks into all texts of a file at once; of the rows that are `shown` it says where they hold it.
-  function lookInto(found, { header, arrays }, shown) {
-    const { ends } = arrays;
-    const whole = textOf(arrays);
-    // Small letters of ASCII are as long as large ones, and need no further look.
-    const folded = arrays.ascii ? whole.toLowerCase() : viewer.fold(whole);
+  // Looks into all texts of a file at once; returns where each episode that holds the text does.
+  function lookInto(found, { first, ends, folded }) {
     const places = new Map();
     let place = folded.indexOf(found.folded);
     let k = 0;
     while (place >= 0) {
       while (ends[k] <= place) k += 1;
-      places.set(header.first + k, place);
+      places.set(first + k, place);
       // One place of an episode is enough.
       place = folded.indexOf(found.folded, ends[k]);
     }
-    for (let i = header.first; i < header.first + ends.length; i += 1) {
+    for (let i = first; i < first + ends.length; i += 1) {
       found.looked[i] = 1;
       if (!places.has(i)) found.candidates[i] = 0;
     }
-    for (const i of shown) {
+    return places;
+  }
+
+  // Looks into all texts of a file, and says of some rows where they hold the text.
+  function showPlaces(found, { first, ends, whole }, rows) {
+    const places = lookInto(found, { first, ends, folded: viewer.fold(whole) });
+    for (const i of rows) {
       const at = places.get(i);
       if (at !== undefined) found.snippets.set(i, snippetOf(whole, at, found.text.length));
     }
-  }
-
-  function textOf({ ascii, units }) {
-    if (ascii) return new TextDecoder("utf-8", { ignoreBOM: true }).decode(ascii);
-    const parts = [];
-    for (let i = 0; i < units.length; i += 8192) {
-      parts.push(String.fromCharCode(...units.subarray(i, i + 8192)));
-    }
-    return parts.join("");
   }
 
   // [before, found, after], of one line.

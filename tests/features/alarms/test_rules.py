@@ -18,8 +18,10 @@ from features.alarms.rules.engine import EngineRules
 from features.alarms.rules.lengths import LengthRules
 from features.alarms.rules.rewards import RewardRules
 from features.alarms.seen_step import SeenStep
+from features.alarms.settings import config_problems
 from tests.features.alarms.made_steps import changed, empty_batch, made_run, seen_step
 from training.config import PPOConfig
+from training.config.loader import load_config
 from training.observers import ObservedRun, StepReport
 
 
@@ -63,6 +65,32 @@ def test_a_decorated_function_is_all_that_an_alarm_needs(own_rules: None) -> Non
     [notice] = second.notices
     assert notice.text == "alarm odd_step: step 2 was seen, since step 1; check the calendar"
     assert notice.view == "list?kind=train&step=2&sort=-tokens"
+
+
+def test_an_alarm_that_is_ignored_does_not_ring(own_rules: None) -> None:
+    @rule("odd_step", advice="the calendar", order=10)
+    def odd_steps(seen: SeenStep) -> Iterator[Finding]:
+        yield Finding("odd_step", f"step {seen.step} was seen")
+
+    @rule("even_step", advice="the clock", order=20)
+    def even_steps(seen: SeenStep) -> Iterator[Finding]:
+        yield Finding("even_step", f"step {seen.step} was seen")
+
+    words = ["configs/quickstart.yaml", "alarms.mode=stop", "alarms.ignore=[odd_step]"]
+    config = load_config(words, check=False).config
+    alarms = Alarms(made_run(config))
+    [report] = run_steps(1, alarms)
+    assert [notice.name for notice in report.notices] == ["even_step"]
+    [stop] = [alarms.wants_to_stop()]
+    assert stop is not None and "odd_step" not in stop.reason
+
+
+def test_a_name_that_no_alarm_has_is_refused() -> None:
+    words = ["configs/quickstart.yaml", "alarms.ignore=[reward_difers, kl_jump]"]
+    config = load_config(words, check=False).config
+    [problem] = config_problems(config)
+    assert "alarms.ignore has 'reward_difers'" in problem
+    assert problem.endswith("Did you mean 'reward_differs'?")
 
 
 def test_a_rule_with_memory_has_one_for_each_run_and_checkpoint(own_rules: None) -> None:

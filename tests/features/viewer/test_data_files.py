@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from examples.prepare_tiny_prompts import make_tokenizer
-from features.viewer.data_files import DataFolder, plain
+from features.viewer.data_files import MOST_NESTED, DataFolder, encode, pack, plain
 from features.viewer.token_texts import TokenTexts
 from tests.viewer_data import unpack
 
@@ -41,6 +45,56 @@ def test_headers_hold_what_json_has_not(tmp_path: Path) -> None:
     assert read["text"] == nasty
     assert read["numbers"] == ["NaN", "Infinity", 0.5]
     assert (tmp_path / "list/0.js").read_text().isascii()
+
+
+def nested(depth: int, inner: Any) -> Any:
+    for level in range(depth):
+        inner = {"in": inner} if level % 2 else [inner, 1]
+    return inner
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.sampled_from([np.float32(0.1), np.int64(7), np.float64("nan"), Path("a"), 10**400]),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.text(max_size=3), inner, max_size=4),
+        st.tuples(inner, inner),
+        st.dictionaries(st.integers(), inner, max_size=2),
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES, st.integers(0, 2 * MOST_NESTED))
+def test_a_value_is_encoded_as_what_is_plain_of_it(value: Any, depth: int) -> None:
+    for one in (value, nested(depth, value)):
+        assert encode(one) == json.dumps(plain(one), allow_nan=False)
+    described = {"known": [[1, "a"]], "turns": [{"facts": nested(depth, value)}]}
+    text = encode(described, recorded=[described["turns"][0]["facts"]])
+    assert text == json.dumps(plain(described), allow_nan=False)
+
+
+def test_what_is_nested_too_deep_is_left_out_where_it_is_recorded() -> None:
+    for depth in range(MOST_NESTED - 12, MOST_NESTED + 3):
+        described = {"turns": [{"facts": nested(depth, "inside")}]}
+        text = encode(described, recorded=[described["turns"][0]["facts"]])
+        assert text == json.dumps(plain(described))
+        assert ("inside" in text) == (depth + 3 <= MOST_NESTED)
+
+
+def test_entries_that_are_encoded_already_come_first() -> None:
+    arrays = {"a": np.arange(3, dtype=np.int32)}
+    header = {"episodes": [{"id": "é"}, {"id": "b"}], "ids": [1]}
+    encoded = {"episodes": '[{"id": "\\u00e9"}, {"id": "b"}]'}
+    assert pack({"ids": [1]}, arrays, encoded) == pack(header, arrays)
 
 
 def test_a_dtype_that_pages_lack_is_named(tmp_path: Path) -> None:
