@@ -22,6 +22,7 @@ from custom.env import (
     BadEnvironment,
     BadRewardFunction,
     Message,
+    NewHistory,
     Observation,
     StepResult,
     Task,
@@ -451,14 +452,21 @@ def _takes_environment(reward_fn: RewardFn) -> bool:
 
 
 def as_user_messages(observation: Observation) -> list[Message]:
-    """Returns a new list: a text as one user message, messages as they are."""
+    """Returns a new list: a text as one user message, messages as they are.
+
+    Those of a new history stay one.
+    """
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
+    if isinstance(observation, NewHistory):
+        return NewHistory(observation)
     return list(observation)
 
 
 def _as_text(observation: Observation) -> Observation:
     """Returns a single user message as its text; all else stays as it is."""
+    if isinstance(observation, NewHistory):
+        return observation
     match observation:
         case [{"role": "user", "content": text, **others}] if not others:
             return text

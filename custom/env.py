@@ -79,10 +79,11 @@ class BaseEnvironment(ABC):
         """
 
     @abstractmethod
-    def step(self, action: str) -> tuple[Any, ...]:
+    def step(self, action: str) -> "tuple[Any, ...] | StepReply":
         """Plays an action; returns (observation, reward, done, info), or gymnasium's five values.
 
-        Those are (observation, reward, terminated, truncated, info).
+        Those are (observation, reward, terminated, truncated, info). A StepReply may replace the
+        conversation so far.
         """
 
     def get_state_description(self) -> str:
@@ -103,6 +104,35 @@ class BaseEnvironment(ABC):
     def close(self) -> None:
         """Frees what the environment holds; called once, also after an episode that failed."""
         self._done = True
+
+
+class NewHistory(list[Message]):
+    """Marks the messages of an observation that take the place of the whole conversation so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReply:
+    """Holds what a step may return in place of its four values, and says more.
+
+        return StepReply(messages=[{"role": "user", "content": "You are in the cellar. …"}])
+
+    Attributes:
+        messages: the whole conversation from here on, the policy's earlier turns and the task
+            included where it is to read them; None: it goes on with the observation.
+        observation: what the policy reads next, where there are no messages.
+        reward, done, info: as of a step.
+    """
+
+    messages: list[Message] | None = None
+    observation: Observation = ""
+    reward: float = 0.0
+    done: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def as_values(self) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Returns the four values of a step."""
+        observation = self.observation if self.messages is None else NewHistory(self.messages)
+        return observation, self.reward, self.done, self.info
 
 
 class StepResult(NamedTuple):

@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from custom.env import ROLES, BadEnvironment, Message, Observation, StepResult, Task
+from custom.env import (
+    ROLES,
+    BadEnvironment,
+    Message,
+    NewHistory,
+    Observation,
+    StepReply,
+    StepResult,
+    Task,
+)
 from custom.own_generators import OwnGenerators
 from data.loading import is_users_file
 from data.texts import printable
@@ -146,11 +155,16 @@ def takes_keyword(function: Callable[..., Any], name: str) -> bool:
 
 
 def check_step(answer: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS) -> StepResult:
-    """Checks what a step returned: four values, or gymnasium's five, of which two end the game."""
+    """Checks what a step returned: four values, or gymnasium's five, of which two end the game.
+
+    A StepReply stands for four values.
+    """
+    if isinstance(answer, StepReply):
+        answer = answer.as_values()
     if not isinstance(answer, tuple | list) or len(answer) not in (4, 5):
         raise BadEnvironment(
             f"{where} returned {shown(answer)}; allowed: (observation, reward, done, info) or "
-            "(observation, reward, terminated, truncated, info)"
+            "(observation, reward, terminated, truncated, info), or a StepReply"
         )
     observation, reward, *dones, info = answer
     if info is not None and not isinstance(info, Mapping):
@@ -169,7 +183,8 @@ def check_observation(
 ) -> Observation:
     """Checks text, or chat messages, and makes it what a tokenizer can encode.
 
-    Messages share `max_chars` equally, and keep the keys that chat templates read.
+    Messages share `max_chars` equally, and keep the keys that chat templates read. Of a new history
+    each message may have so many, as each was an observation.
     """
     if isinstance(observation, str):
         return cut_middle(printable(observation), max_chars)
@@ -183,6 +198,10 @@ def check_observation(
         raise BadEnvironment(
             f"{where} returned {len(observation)} messages; allowed: {MAX_MESSAGES}"
         )
+    if isinstance(observation, NewHistory):
+        if not observation:
+            raise BadEnvironment(f"{where} returned StepReply(messages=[]); allowed: one or more")
+        return NewHistory(_check_message(message, max_chars) for message in observation)
     return [_check_message(message, max_chars // len(observation)) for message in observation]
 
 

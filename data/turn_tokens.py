@@ -21,6 +21,7 @@ whole conversation's renderings give.
 from __future__ import annotations
 
 import bisect
+import copy
 import logging
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -188,6 +189,26 @@ class TurnTokens:
     def conversation(self, messages: Messages, tools: Tools = None) -> Conversation:
         """Begins a conversation with these messages, which then grows by joins."""
         return Conversation(self, messages, tools)
+
+    def history(self, messages: Messages, tools: Tools = None) -> Conversation:
+        """Begins a conversation with messages of which some are turns that the policy sampled.
+
+        Each of these is rendered in its parts where the template takes it so, else as it stands,
+        else without a special token.
+        """
+        as_read = [self._as_read(message, tools) for message in messages]
+        for form in (as_read, messages):
+            try:
+                return self.conversation(form, tools)
+            except TemplateRefusal:
+                continue
+        return self.conversation([self.spelt(message) for message in messages], tools)
+
+    def _as_read(self, message: Message, tools: Tools) -> Message:
+        """Returns a turn of the policy's as the reader reads it; other messages as they are."""
+        if self.reader is None or message.get("role") != "assistant":
+            return message
+        return self.reader.as_message(message["content"], tools) or message
 
     def read_by(self, reader: TurnReader | None) -> TurnTokens:
         """Returns the same with another reader of turns."""
@@ -531,6 +552,12 @@ class Conversation:
         self._placeholder = PLACEHOLDER
         self._avoid(known_tools.written)
         self._avoid(str(self._messages))
+
+    def copy(self) -> Conversation:
+        """Returns a conversation that stands where this one does, and grows apart from it."""
+        other = copy.copy(self)
+        other._messages = list(self._messages)
+        return other
 
     def prompt(self) -> list[int]:
         """Returns the ids that the model is asked to continue: of all so far."""

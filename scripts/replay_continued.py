@@ -132,7 +132,9 @@ def tell_conversation(
 
     Of a program it is what each request says that is new: it may have several conversations.
     """
-    is_program = any(turn.get("asked") is not None for turn in played["turns"])
+    is_program = any(
+        turn.get("asked") is not None and not turn.get("writes") for turn in played["turns"]
+    )
     if not is_program:
         _tell_messages(played["initial_messages"], report)
     for number, turn in enumerate(played["turns"], start=1):
@@ -142,6 +144,8 @@ def tell_conversation(
             _tell_request(number, turn, report)
             if turn["asked"] != recorded["asked"]:
                 report(f"(in the record turn {number} was asked otherwise)")
+        if turn.get("writes"):
+            _tell_messages(turn["asked"], report)
         source = "record" if is_recorded else "model"
         report(f"[turn {number}, {source}] assistant: {turn['text']}")
         if is_program:

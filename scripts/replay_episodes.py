@@ -57,9 +57,16 @@ def turn_of(record: Recorded) -> Turn:
             seconds=record["env_seconds"],
             reward=record["reward"],
             done=record["done"],
+            replaces_history=record.get("replaces_history", False),
             tool_calls=record["tool_calls"],
         )
-    return Turn(text=record["text"], finish_reason=record["finish_reason"], reply=reply)
+    return Turn(
+        text=record["text"],
+        finish_reason=record["finish_reason"],
+        reply=reply,
+        writes=record.get("writes", ""),
+        is_trained=record.get("trained", True),
+    )
 
 
 def row_of(record: Recorded) -> Row:

@@ -111,12 +111,23 @@ def _ids_before(episode: Recorded, number: int) -> list[int]:
     return []
 
 
+def asked_turns(episode: Recorded) -> list[Recorded]:
+    """Lists the turns that the environment was asked for.
+
+    Not those that were written for a new context, or that the end of a context cut; the last turn
+    may be one that it failed to answer.
+    """
+    turns = episode["turns"]
+    last = len(turns) - 1
+    return [turn for k, turn in enumerate(turns) if turn["done"] is not None or k == last]
+
+
 class RecordedEnvironments:
     """Answers every call as the environment did when the episode was recorded."""
 
     def __init__(self, episodes: Sequence[Recorded]) -> None:
         self.episodes = episodes
-        self.turns = [iter(episode["turns"]) for episode in episodes]
+        self.turns = [iter(asked_turns(episode)) for episode in episodes]
         self.replies: list[tuple[int, StepReply]] = []
 
     def reset(self, key: int, spec_index: int, seed: int, task: dict[str, Any]) -> None:
@@ -133,6 +144,7 @@ class RecordedEnvironments:
             messages=turn["observation"],
             reward=turn["reward"],
             done=bool(turn["done"]),
+            replaces_history=turn.get("replaces_history", False),
         )
 
     def finish(self, key: int, ending: str) -> None:
@@ -157,7 +169,10 @@ def describe(config: PPOConfig, episodes: Sequence[Recorded]) -> DataProto:
     numbers = np.arange(len(episodes))
     columns = {name: object_array([episode[name] for episode in episodes]) for name in NAMES}
     columns["group_index"] = numbers
-    columns["sample_index"] = np.zeros_like(numbers)
+    # What is drawn for an episode's contexts is drawn by it.
+    columns["sample_index"] = np.array(
+        [episode.get("sample", 0) for episode in episodes], dtype=np.int64
+    )
     columns["agent_index"] = numbers
     columns["task"] = object_array([episode.get("task", {}) for episode in episodes])
     columns["env_seed"] = np.array([episode["env_seed"] for episode in episodes], dtype=np.int64)
@@ -192,13 +207,22 @@ class Player:
 
     def rejoin(self, episodes: Sequence[Recorded]) -> list[Recorded]:
         """Returns what the turn loop makes of the recorded ids and the recorded answers."""
-        played = [Episode(group=key, sample=0, spec=key) for key in range(len(episodes))]
+        played = [
+            Episode(
+                group=key,
+                sample=episode.get("sample", 0),
+                spec=key,
+                seed=int(episode["env_seed"]),
+            )
+            for key, episode in enumerate(episodes)
+        ]
         with closing(self.open(episodes, self._specs_of(episodes))) as rollout:
             loop = TurnLoop(
                 rollout.engine,
                 tokens=rollout.tokens,
                 environments=RecordedEnvironments(episodes),
                 tools=rollout.tools,
+                history=rollout.history,
             )
             sampler = rollout.engine.sampler(describe(self.config, episodes).meta_info)
             limits = [rollout.limits(spec) for spec in rollout.specs]

@@ -62,6 +62,9 @@ class Feature:
             run's page shows them; see training/run/metric_names.py.
         keeper: "module:function", (config, tokens) -> `EpisodeKeeper`, or None where the config
             turns it off; see workers/rollout/keepers.py.
+        history: "module:function", (config, tokens) -> `HistoryRule`, which decides where an
+            episode begins a new context, for every `agent.context` but keep; see
+            workers/rollout/history.py. At most one feature brings one.
         probes: "module:function", (config, role) -> list of `UpdateProbe`, the role being "actor"
             or "critic"; see workers/model/probe.py.
         read_probes: "module:function", (config, role) -> list of `ReadProbe`, the role being "ref".
@@ -98,6 +101,7 @@ class Feature:
     observer_order: int = 100
     metrics: str | None = None
     keeper: str | None = None
+    history: str | None = None
     probes: str | None = None
     read_probes: str | None = None
     sync_probes: str | None = None
@@ -149,6 +153,7 @@ def features() -> dict[str, Feature]:
     _require_one(
         "translator", {name: ["a translator"] for name, each in found.items() if each.translator}
     )
+    _require_one("history", {name: ["a history"] for name, each in found.items() if each.history})
     for attribute in ("modes", "moved_keys", "moved_modules"):
         _require_one(attribute, {name: vars(each)[attribute] for name, each in found.items()})
     return found

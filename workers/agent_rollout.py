@@ -3,8 +3,8 @@
     described episodes --batch_of--> TurnLoop --rows_of--> rows
 
 Each description is one row; an episode gives one row, or more where the model's chat template
-rewrites history. Invariant: environments, conversations and tokens stay where the engine is; who
-plays is a matter of the specs' kinds (kinds.py).
+rewrites history or a new context begins. Invariant: environments, conversations and tokens stay
+where the engine is; who plays is a matter of the specs' kinds (kinds.py).
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_facts import episode_facts
 from workers.rollout.failure_policy import apply_failure_policy
+from workers.rollout.history import open_history
 from workers.rollout.keepers import open_keepers
 from workers.rollout.kinds import EpisodeSpec, kind_of, players
 from workers.rollout.turn_loop import Batch, TurnLoop
@@ -73,6 +74,7 @@ class AgentRollout:
         specs = with_parser(specs, self.tokens)
         self.specs = list(specs)
         self.keepers = open_keepers(config, self.tokens)
+        self.history = open_history(config, self.tokens)
         self.pool: Any = None
         if is_leader(group):
             self.pool = open_pools(config, specs, engine.max_model_len)
@@ -88,6 +90,7 @@ class AgentRollout:
             environments=self.pool,
             tools=self.tools,
             programs=own_players,
+            history=self.history,
             max_live=home.num_workers if is_bounded else None,
             group=group,
         )
@@ -126,6 +129,8 @@ class AgentRollout:
             max_turn=spec.max_turn or agent.max_turn,
             max_turn_tokens=spec.max_turn_tokens or agent.max_turn_tokens,
             max_refills=agent.max_refills if agent.on_failure == "refill" else 0,
+            max_episode_tokens=agent.max_episode_tokens,
+            reserved=0 if self.history is None else self.history.reserved,
         )
 
     def rows_of(self, described: DataProto, episodes: Sequence[Episode]) -> DataProto:
@@ -170,6 +175,7 @@ class AgentRollout:
         all_facts = []
         for episode in episodes:
             self.keepers.before_policy(episode)
+            episode.leave_untrained_out()
             apply_failure_policy(episode, self.config.agent)
             facts = episode_facts(episode)
             all_facts.append(facts | self.keepers.after_policy(episode, facts))

@@ -77,9 +77,13 @@ def encode_record(facts: Mapping[str, Any], record: Mapping[str, Any]) -> bytes 
 
 
 def turn_record(turn: Turn) -> dict[str, Any]:
-    """Returns a turn; `done` is null where the environment gave no reply."""
+    """Returns a turn; `done` is null where the environment gave no reply.
+
+    A turn that was written for a new context `writes` that, and says whether it is `trained`; a
+    reply that replaced the conversation says so.
+    """
     reply = turn.reply or StepReply()
-    return {
+    record = {
         "text": turn.text,
         "reward": reply.reward or 0.0,
         "finish_reason": turn.finish_reason,
@@ -93,6 +97,11 @@ def turn_record(turn: Turn) -> dict[str, Any]:
         "asked": turn.asked,
         "behind": turn.behind,
     }
+    if turn.writes:
+        record |= {"writes": turn.writes, "trained": turn.is_trained}
+    if reply.replaces_history:
+        record["replaces_history"] = True
+    return record
 
 
 def task_name_of(episode: Episode) -> str:

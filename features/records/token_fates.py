@@ -14,7 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from features.records.token_origins import COPIED, ENVIRONMENT, OVER_LIMIT, SAMPLED, TEMPLATE
+from features.records.token_origins import (
+    COPIED,
+    ENVIRONMENT,
+    OVER_LIMIT,
+    SAMPLED,
+    TEMPLATE,
+    UNTRAINED,
+)
 from training.config import RolloutCorrectionConfig
 from training.core_algos import correct_as
 
@@ -48,6 +55,7 @@ FATES = (
     Fate(16, "surplus", "The step had enough groups that differ without its own."),
     Fate(17, "masked", "Its mask was set to 0 by code that this record does not know."),
     Fate(18, "copied", "Its row begins with another one's tokens: it counts in that row alone."),
+    Fate(19, "untrained", "Its turn, such as a summary, is one that the config leaves untrained."),
 )
 BY_NAME = {fate.name: fate for fate in FATES}
 
@@ -134,6 +142,7 @@ def _fates_outside(step: StepTokens) -> np.ndarray:
         (step.origins == TEMPLATE, "template"),
         (step.origins == ENVIRONMENT, "environment"),
         (step.origins == COPIED, "copied"),
+        (step.origins == UNTRAINED, "untrained"),
         (step.turn_ids < 0, "masked_failure"),
         (step.is_stale[step.rows], "stale"),
         (np.full(len(step.rows), step.corrects), "rejected"),

@@ -30,10 +30,13 @@ TEMPLATE = 3
 OVER_LIMIT = 4
 # Sampled in the row that this one goes on from, and trained on there.
 COPIED = 5
+# Sampled in a turn that is not trained on, such as a summary with context.train_summaries=false.
+UNTRAINED = 6
 # Translates the origins of a row to those of the same tokens in a row that goes on from there.
 AS_COPIED = bytes(COPIED if origin == SAMPLED else origin for origin in range(256))
 
 SAMPLED_BYTE = bytes([SAMPLED])
+UNTRAINED_BYTE = bytes([UNTRAINED])
 ENVIRONMENT_BYTE = bytes([ENVIRONMENT])
 # So many joins are remembered: environments repeat themselves.
 NUM_REMEMBERED = 512
@@ -92,7 +95,9 @@ class TokenOrigins:
             pieces = [beginning.origins]
             is_told = beginning.is_told
         for span, end, following in zip(spans, ends, followers, strict=False):
-            pieces.append(SAMPLED_BYTE * (span.end - span.start))
+            is_trained = span.turn >= len(turns) or turns[span.turn].is_trained
+            of_turn = SAMPLED_BYTE if is_trained else UNTRAINED_BYTE
+            pieces.append(of_turn * (span.end - span.start))
             if end == span.end:
                 continue
             found = self._of_gap(ids[span.end : end], turns, span.turn, following)

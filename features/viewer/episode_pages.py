@@ -80,6 +80,7 @@ class PageEpisode:
                 {
                     "columns": list(row.columns),
                     "parent": recorded.parent,
+                    "seam": recorded.seam,
                     "in_update": row.place is not None,
                     "texts": texts.joined(response_ids),
                     "prompt_texts": texts.joined(prompt_ids),
@@ -208,6 +209,9 @@ def describe_turn(turn: dict[str, Any]) -> dict[str, Any]:
         "tool_calls",
         "info",
         "anchor",
+        "writes",
+        "trained",
+        "replaces_history",
     )
     facts = {name: turn[name] for name in kept if turn.get(name) not in (None, [], {}, "")}
     shown: dict[str, Any] = {

@@ -53,11 +53,14 @@ class RecordedRow:
         prompt_ids: (prompt length,) int32.
         tokens: by name an array (response length,); those of PER_TOKEN are always there.
         parent: {"row": k, "tokens": n} where it begins with n ids of row k.
+        seam: of a row with which a new context begins: its reason, how many messages were dropped,
+            the tokens of the row before it, and a sentence on a fault.
     """
 
     prompt_ids: np.ndarray
     tokens: dict[str, np.ndarray]
     parent: dict[str, int] | None
+    seam: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         """Counts the tokens of the response."""
@@ -178,7 +181,10 @@ def _row(record: dict[str, Any], number: int) -> RecordedRow:
     parent = record.get("parent")
     if not isinstance(parent, dict) or not {"row", "tokens"} <= parent.keys():
         parent = None
-    return RecordedRow(prompt_ids=prompt_ids, tokens=tokens, parent=parent)
+    seam = record.get("seam")
+    if not isinstance(seam, dict) or not {"reason", "dropped", "tokens"} <= seam.keys():
+        seam = None
+    return RecordedRow(prompt_ids=prompt_ids, tokens=tokens, parent=parent, seam=seam)
 
 
 def as_array(value: Any, dtype: str, what: str) -> np.ndarray:

@@ -64,6 +64,12 @@ ELSEWHERE = {
     "python examples/prepare_game.py": "tests/unit/test_prepare_game.py",
     "python examples/prepare_zoo_game.py": "tests/e2e/test_zoo_game.py",
     "python main.py configs/qwen3_5_tools.yaml": "tests/e2e/test_zoo_game.py",
+    "python examples/prepare_clues.py": "tests/features/context/runs/test_clues_run.py",
+    "python main.py configs/clues.yaml": "tests/features/context/runs/test_clues_run.py",
+    "python scripts/contexts_table.py": "tests/features/context/test_clues.py",
+    "python main.py CONFIG.yaml agent.context=mine.py": (
+        "tests/features/context/runs/test_clues_run.py"
+    ),
     "python scripts/verl_imports.py": "tests/features/verl/test_verl_modules.py",
     "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
     "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/features/run_page/runs/test_pages_run.py",

@@ -11,7 +11,7 @@ from training.features import features
 from training.observers_of_run import open_observers
 
 # In this order they are told: what a later one reads an earlier one has left.
-IN_ORDER = ("alarms", "records", "trackers", "viewer", "run_page")
+IN_ORDER = ("alarms", "context", "records", "trackers", "viewer", "run_page")
 WITH_SETTINGS = [name for name, feature in features().items() if feature.section is not None]
 
 

@@ -27,7 +27,8 @@ from data.cut_text import CutText
 from tests.zoo.tool_forms import TOOL_FORMS
 from tests.zoo.tool_proofs import CALLED, PlayedForm
 from workers.rollout.engine import Completion, Sampling
-from workers.rollout.episode import Ask, Episode, Sample, TurnLimits, play_episode
+from workers.rollout.episode import Ask, Episode, Sample, TurnLimits
+from workers.rollout.episode_play import play_episode
 
 
 class Note(Tool):

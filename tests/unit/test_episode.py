@@ -28,8 +28,8 @@ from workers.rollout.episode import (
     Sample,
     TurnLimits,
     anchor_of,
-    play_episode,
 )
+from workers.rollout.episode_play import play_episode
 
 LIMITS = TurnLimits(
     prompt_length=16, response_length=40, max_model_len=56, max_turn=3, max_turn_tokens=4
@@ -115,7 +115,7 @@ def test_a_turn_counts_the_engines_seconds_and_keeps_the_name_of_its_task(
     start, tokens, monkeypatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("workers.rollout.episode.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("workers.rollout.episode_play.time.perf_counter", lambda: now[0])
     episode, play = start()
     play.send(None)
     play.send(StepReply(messages=said("guess")))

@@ -16,7 +16,8 @@ from custom.trial import play_trial
 from workers.environments.names import CannotBuild
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply
-from workers.rollout.episode import Episode, TurnLimits, play_episode
+from workers.rollout.episode import Episode, TurnLimits
+from workers.rollout.episode_play import play_episode
 
 SOURCE = """
 def sometimes(trajectory):

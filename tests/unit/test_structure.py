@@ -66,8 +66,9 @@ STRANGERS_TO_CORE_ALGOS = ("training.config", "custom", "workers", "features")
 SHARED = "shared"
 # A module of a feature, or a file of it, in a text.
 NAME_OF_A_FEATURE = re.compile(r"features[./][a-z_]\w*[\w./]*(:\w+)?")
-# Classes that two files name alike, as both names are users' words: verl's, and the Python API's.
-SHARED_NAMES = {"CheckpointConfig", "ModelConfig", "RayPPOTrainer"}
+# Classes that two files name alike, as both names are users' words: verl's, and the Python API's;
+# and what a user's step replies with, which the pool's reply of the same name carries.
+SHARED_NAMES = {"CheckpointConfig", "ModelConfig", "RayPPOTrainer", "StepReply"}
 HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
 HEAVY += ("gymnasium", "textarena", "textworld", "verifiers", "peft")
 HEAVY += ("mlflow", "swanlab", "trackio", "clearml")

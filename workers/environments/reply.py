@@ -43,6 +43,7 @@ class StepReply:
 
     Attributes:
         messages: what the conversation goes on with.
+        replaces_history: of a step: they are all that the conversation then is.
         reward: of a step; of a finish the episode's own, None where the environment's rewards
             stand.
         done: the environment has ended.
@@ -65,6 +66,7 @@ class StepReply:
     """
 
     messages: list[Message] = field(default_factory=list)
+    replaces_history: bool = False
     reward: float | None = None
     done: bool = False
     tool_calls: list[dict[str, Any]] = field(default_factory=list)

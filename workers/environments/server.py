@@ -15,7 +15,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from custom.env import BadRewardFunction, Task
+from custom.env import BadRewardFunction, NewHistory, Task
 from custom.env_calls import describe
 from custom.model_usage import USAGE
 from custom.trial import play_trial
@@ -123,7 +123,8 @@ class EnvServer:
         """Plays what the policy wrote."""
         messages, reward, done, info = self.agent.step(text)
         return StepReply(
-            messages=messages,
+            messages=list(messages),
+            replaces_history=isinstance(messages, NewHistory),
             tool_calls=tool_calls(info),
             info=numbers(info),
             task=task_name(info),

@@ -1,21 +1,23 @@
-"""One episode, as a coroutine that asks and is answered: reset, then sample and step until done.
+"""Defines an episode: its rows and turns, its limits, and what it asks for while it is played.
 
-It is answered by the turn loop (turn_loop.py). It keeps this of a conversation:
+It is played by a coroutine (episode_play.py), and keeps this of a conversation:
 
     token_ids     = P0 P1 | A0 A1 A2 | E0 E1 | A3 A4        P: prompt, A: sampled, E: environment
     response_mask =         1  1  1    0  0    1  1
     turn_ids      =         0  0  0   -1 -1    1  1
 
 Invariants: what the policy sampled is kept as ids; what the engine sees at a turn is what the row
-holds so far. A template that rewrites history continues the episode in a new row. The limits end
-this:
+holds so far. A template that rewrites history continues the episode in a new row, and so does a
+history that begins a new context (history.py). The limits end this:
 
     limit                is reached               then
     max_turn_tokens      inside a turn            the turn is closed (its end-of-turn token gets
                                                   mask 0) and played
-    response_length, or  inside a turn, or there  the episode ends as `overflow` with what it has;
-    max_model_len        is no room for the next  a turn that was cut is not played, as its action
+    response_length, or  inside a turn, or there  a history may begin a new context; else the
+    max_model_len        is no room for the next  episode ends as `overflow` with what it has; a
+                                                  turn that was cut is not played, as its action
                                                   is not whole
+    max_episode_tokens   as response_length       `overflow`
     prompt_length        by a first prompt, or a  `overflow`
                          rewritten one
     max_turn             after a turn was played  `max_turns`
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
+import sys
 from array import array
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -33,12 +35,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from custom.env import BadRewardFunction, Message
-from custom.model_usage import Counts, add_counts
-from data.cut_text import CutText
-from data.turn_tokens import Conversation, TemplateRefusal, Tools, TurnTokens
+from custom.env import Message
+from custom.model_usage import Counts
+from data.turn_tokens import Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
-from workers.rollout.engine import Completion, Sampling, VersionSpan, copy_with
+from workers.rollout.engine import Completion, Sampling, VersionSpan
 from workers.rollout.speaker import NOBODY, Speaker
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
@@ -59,6 +60,22 @@ class Span(NamedTuple):
     version: int = 0
 
 
+class Seam(NamedTuple):
+    """Marks a row with which a new context begins.
+
+    Attributes:
+        reason: one word for what began it, such as "summary".
+        dropped: messages of the context before it that are not in its prompt.
+        tokens: of the row before it.
+        fault: a sentence on what went wrong with it; "": nothing.
+    """
+
+    reason: str
+    dropped: int
+    tokens: int
+    fault: str = ""
+
+
 @dataclass(kw_only=True)
 class Row:
     """Holds one training row while it grows, in eight bytes a token of the response.
@@ -70,6 +87,7 @@ class Row:
         spans: what was sampled.
         reward_at: a reward by its position in the response.
         speaker: whose turns they are.
+        seam: where a new context begins with the row; None: it does not.
         routed_experts: the engine's choices for the row's tokens from the first on, as far as it
             said; see `Completion`. A token keeps those of the turn in which it was computed first.
     """
@@ -80,6 +98,7 @@ class Row:
     spans: list[Span] = field(default_factory=list)
     reward_at: dict[int, float] = field(default_factory=dict)
     speaker: Speaker = NOBODY
+    seam: Seam | None = None
     routed_experts: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -142,7 +161,9 @@ class Turn:
     `anchor` names the state in which the turn began, `tokens` counts sampled tokens. For a program
     (features/programs) `asked` are the messages of its request, those that are new since turn
     `behind`, or all where that is None. `engine_seconds` passed from the question to the engine
-    until its answer.
+    until its answer. What a history had the policy write is a turn that no environment reads: it
+    `writes` that, such as a summary, and was `asked` for it. With `is_trained` false its tokens get
+    mask 0.
     """
 
     text: str
@@ -153,6 +174,8 @@ class Turn:
     asked: list[Message] | None = None
     behind: int | None = None
     engine_seconds: float = 0.0
+    writes: str = ""
+    is_trained: bool = True
 
 
 class FailedAttempt(NamedTuple):
@@ -171,7 +194,8 @@ class Episode:
         group, sample: which prompt group it belongs to, and which of its samples it is.
         spec: the environment's index.
         seed, task: what the environment is reset with.
-        rows: one, or more where the chat template rewrites history; the last one grows.
+        rows: one, or more where the chat template rewrites history or a new context begins; the
+            last one grows.
         messages: the whole conversation, of which `initial_messages` came from the reset.
         final_reward: what replaces the rewards of the turns, if the environment gave it.
         program: of a program, its numbers and the last lines of its output, by name.
@@ -213,12 +237,40 @@ class Episode:
         """Lists the states in which the turns began."""
         return [turn.anchor for turn in self.turns]
 
+    @property
+    def num_played(self) -> int:
+        """Counts the turns that were sampled for the environment."""
+        return sum(1 for turn in self.turns if not turn.writes)
+
+    @property
+    def tokens(self) -> int:
+        """Counts the tokens of all rows behind their prompts."""
+        return sum(len(row.ids) for row in self.rows)
+
+    def is_left_out(self, span: Span) -> bool:
+        """Checks whether a span is of a turn that is not trained on."""
+        return span.turn < len(self.turns) and not self.turns[span.turn].is_trained
+
+    def leave_untrained_out(self) -> None:
+        """Masks the turns that are not to be trained on; they bear no reward."""
+        if all(turn.is_trained for turn in self.turns):
+            return
+        for row in self.rows:
+            row.spans = [span for span in row.spans if not self.is_left_out(span)]
+
     def add_reward(self, reward: float) -> None:
-        """Adds a reward on the last token of the last turn; drops it where nothing was sampled."""
-        sampled = [row for row in self.rows if row.spans]
-        if sampled:
-            row = max(sampled, key=lambda row: row.spans[-1].turn)
-            last = row.spans[-1].end - 1
+        """Adds a reward on the last token of the last turn; drops it where nothing was sampled.
+
+        Turns that are not trained on bear none.
+        """
+        last_spans = []
+        for row in self.rows:
+            trained = [span for span in reversed(row.spans) if not self.is_left_out(span)]
+            if trained:
+                last_spans.append((row, trained[0]))
+        if last_spans:
+            row, span = max(last_spans, key=lambda row_and_span: row_and_span[1].turn)
+            last = span.end - 1
             row.reward_at[last] = row.reward_at.get(last, 0.0) + reward
 
     def clear_rewards(self) -> None:
@@ -243,7 +295,9 @@ class Episode:
 class TurnLimits:
     """Bounds turns and episodes, in tokens but for `max_turn` and `max_refills`.
 
-    `max_turn` counts turns, `max_refills` restarts after a crash.
+    `max_turn` counts turns, `max_refills` restarts after a crash. `max_episode_tokens` bounds the
+    responses of all rows together. `reserved` is kept free in each row for what a history has the
+    policy write.
     """
 
     prompt_length: int
@@ -252,11 +306,23 @@ class TurnLimits:
     max_turn: int | None = None
     max_turn_tokens: int | None = None
     max_refills: int = 0
+    max_episode_tokens: int | None = None
+    reserved: int = 0
 
     def room(self, row: Row) -> int:
-        """Counts the tokens that the row may still take."""
+        """Counts the tokens that the row may still take for turns and what answers them."""
+        return self.whole_room(row) - self.reserved
+
+    def whole_room(self, row: Row) -> int:
+        """Counts the tokens that the row may still take, the reserved ones too."""
         longest_response = min(self.response_length, self.max_model_len - len(row.prompt_ids))
         return longest_response - len(row.ids)
+
+    def left(self, episode: Episode) -> int:
+        """Counts the tokens that the episode may still take in all."""
+        if self.max_episode_tokens is None:
+            return sys.maxsize
+        return self.max_episode_tokens - episode.tokens
 
 
 class Sample(NamedTuple):
@@ -321,90 +387,6 @@ class EnvironmentGone(Exception):
     """Ends the episode, whose environment has failed and is gone: (ending, error)."""
 
 
-def play_episode(
-    episode: Episode,
-    sampler: Sampler,
-    limits: TurnLimits,
-    tokens: TurnTokens | None,
-    tools: Sequence[Tools],
-) -> Play:
-    """Plays an episode in its environment, from the reset to `episode.ending`.
-
-    Args:
-        tokens: None: the episode is a prompt and its answer.
-        tools: per environment, its tools' schemas.
-    """
-    try:
-        if tokens is None:
-            completion = yield from sample(episode, sampler, limits)
-            episode.ending = completion.finish_reason
-            return
-        episode.ending, episode.error = yield from take_turns(
-            episode, sampler, limits, tokens, tools[episode.spec]
-        )
-        reply = yield from ask(episode, "finish", episode.ending)
-        if reply.reward is not None and episode.ending not in FAILURES:
-            # The episode's reward replaces those of its turns.
-            episode.final_reward = reply.reward
-            episode.clear_rewards()
-            episode.add_reward(reply.reward)
-    except (Ended, EnvironmentGone) as end:
-        episode.ending, episode.error = end.args
-    if not episode.rows:
-        episode.rows.append(Row(prompt_ids=[]))
-
-
-def take_turns(
-    episode: Episode, sampler: Sampler, limits: TurnLimits, tokens: TurnTokens, tools: Tools
-) -> Generator[Request, Any, tuple[str, str]]:
-    """Samples and steps until something ends the episode; returns the ending and the error."""
-    reply = yield from ask(episode, "reset", episode.spec, episode.seed, episode.task)
-    try:
-        conversation = tokens.conversation(reply.messages, tools)
-        if not begin_row(episode, reply.messages, conversation, limits):
-            return "overflow", ""
-        while True:
-            asked_at = time.perf_counter()
-            completion = yield from sample(episode, sampler, limits)
-            engine_seconds = time.perf_counter() - asked_at
-            text = tokens.text(completion.token_ids)
-            turn = Turn(
-                text=text,
-                finish_reason=completion.finish_reason,
-                tokens=len(completion.token_ids),
-                anchor=anchor_of(reply),
-                engine_seconds=engine_seconds,
-            )
-            episode.turns.append(turn)
-            if completion.finish_reason == "length" and limits.room(episode.row) <= 0:
-                return "overflow", ""
-            is_cut = completion.finish_reason == "length"
-            reply = yield from ask(episode, "step", CutText(text) if is_cut else text)
-            turn.reply = reply
-            episode.add_reward(reply.reward or 0.0)
-            if reply.done:
-                return "done", ""
-            if limits.max_turn is not None and len(episode.turns) >= limits.max_turn:
-                return "max_turns", ""
-            join(episode, reply.messages, conversation, limits)
-    except Ended as end:
-        return end.args
-    # The environment's words do not fit into the conversation.
-    except TemplateRefusal as error:
-        return "env_crash", str(error)
-
-
-def begin_row(
-    episode: Episode, messages: list[Message], conversation: Conversation, limits: TurnLimits
-) -> bool:
-    """Begins the first row with the reset's messages; returns whether the prompt fits."""
-    episode.initial_messages = messages
-    episode.messages = list(messages)
-    prompt = conversation.prompt()
-    episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length]))
-    return len(prompt) <= limits.prompt_length
-
-
 def anchor_of(reply: StepReply) -> str:
     """Names the state in which a reply left the environment.
 
@@ -418,56 +400,3 @@ def anchor_of(reply: StepReply) -> str:
 def digest(value: Any) -> str:
     """Returns 16 characters that stand for a JSON value, the same in every process."""
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
-
-
-def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepReply, StepReply]:
-    """Makes the environment answer. Raises EnvironmentGone, or BadRewardFunction to end the run."""
-    reply = yield Ask(kind, args)
-    episode.env_seconds += reply.seconds
-    add_counts(episode.models, reply.usage)
-    if reply.failure == "reward_fault":
-        raise BadRewardFunction(reply.error)
-    if reply.failure:
-        raise EnvironmentGone(reply.failure, reply.error)
-    return reply
-
-
-def sample(
-    episode: Episode, sampler: Sampler, limits: TurnLimits
-) -> Generator[Request, Completion, Completion]:
-    """Makes the engine continue the row, and adds what it sampled. Raises Ended."""
-    sampling = sampler(episode)
-    room = limits.room(episode.row)
-    if room <= 0:
-        raise Ended("overflow", "")
-    max_tokens = min(room, sampling.max_tokens, limits.max_turn_tokens or room)
-    sampling = copy_with(sampling, max_tokens=max_tokens)
-    completion = yield Sample(episode.row.token_ids, sampling)
-    if completion.finish_reason == "abort":
-        raise Ended("engine_error", "the engine aborted the request")
-    episode.row.append_sampled(completion, turn=len(episode.turns))
-    return completion
-
-
-def join(
-    episode: Episode, new_messages: list[Message], conversation: Conversation, limits: TurnLimits
-) -> None:
-    """Joins the environment's messages to the row.
-
-    Where the template rewrites history they start a new row. Raises Ended where there is no room.
-    """
-    row = episode.row
-    sampled_ids = row.sampled_in(len(episode.turns) - 1)
-    joined = conversation.join(sampled_ids, new_messages)
-    answer = {"role": "assistant", "content": episode.turns[-1].text}
-    episode.messages += [answer, *new_messages]
-    rewritten_prompt = joined.rewritten
-    if rewritten_prompt is None:
-        is_full = len(joined.token_ids) >= limits.room(row)
-    else:
-        is_full = len(rewritten_prompt) > limits.prompt_length
-    if is_full:
-        raise Ended("overflow", "")
-    row.append_tokens(joined.token_ids)
-    if rewritten_prompt is not None:
-        episode.rows.append(Row(prompt_ids=rewritten_prompt))

@@ -19,10 +19,10 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
     Returns:
         observation, done: of the last reply.
         ending, error: how it ended; the error is of the first attempt that failed.
-        environment, group: their numbers.
+        environment, group, sample: their numbers.
         begins: a digest of its first messages, equal for the members of a group.
-        turns, attempts, cut_turns: counts; cut_observations: turns whose reply was too long, so
-            that its middle is left out.
+        turns, attempts, cut_turns: counts, of turns that were sampled for the environment;
+            cut_observations: turns whose reply was too long, so that its middle is left out.
         env_seconds: the environment's own time; seconds: wall time.
         tool_calls: of all turns.
         models: what was asked of models beside the policy, in all attempts.
@@ -34,7 +34,8 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         masked: none of its tokens is trained on.
     """
     replies = [turn.reply for turn in episode.turns if turn.reply]
-    last_reply = episode.turns[-1].reply if episode.turns else None
+    played = [turn for turn in episode.turns if not turn.writes]
+    last_reply = played[-1].reply if played else None
     observation = ""
     done = False
     if last_reply is not None:
@@ -54,10 +55,11 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "error": episode.first_error,
         "environment": episode.spec,
         "group": episode.group,
+        "sample": episode.sample,
         "begins": digest(first_messages) if first_messages else "",
-        "turns": len(episode.turns),
+        "turns": len(played),
         "attempts": episode.attempt + 1,
-        "cut_turns": sum(1 for turn in episode.turns if turn.finish_reason == "length"),
+        "cut_turns": sum(1 for turn in played if turn.finish_reason == "length"),
         "cut_observations": sum(1 for reply in replies if is_cut(reply)),
         "env_seconds": episode.env_seconds,
         "seconds": episode.seconds,

@@ -5,7 +5,7 @@
     spec     kind.make_spec             how its episodes are played, as data that goes to workers
     driver   kind.trial                 what is tried before a model is loaded
     worker   kind.open_pool             what plays beside the engine
-             kind.player                who says what is sampled next (episode.py)
+             kind.player                who says what is sampled next (episode_play.py)
 
 A kind is one registration: an `EpisodeKind` that a feature names in its `Feature.kinds`, or that a
 spec of a user's own names as its `kind`. Invariant: this file imports nothing that plays; what a

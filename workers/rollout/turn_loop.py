@@ -1,10 +1,10 @@
 """The turn loop: keeps an engine busy with the turns of many episodes.
 
 The loop runs single turns, many turns and tools, over any engine and any environment workers: it
-resumes episodes (episode.py) with what they asked for. It is event-driven: as soon as an episode's
-turn is sampled its environment steps, elsewhere, and as soon as that has answered the next turn is
-submitted, while the other episodes go on generating. In lockstep all turns are awaited before the
-next are submitted, in a fixed order.
+resumes episodes (episode_play.py) with what they asked for. It is event-driven: as soon as an
+episode's turn is sampled its environment steps, elsewhere, and as soon as that has answered the
+next turn is submitted, while the other episodes go on generating. In lockstep all turns are awaited
+before the next are submitted, in a fixed order.
 
     waiting --_admit--> play_episode --Sample--> engine.submit ... engine.step --+
                              ^       --Ask-----> environments  ... poll ---------+
@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 
 import torch.distributed as dist
 
@@ -46,8 +47,9 @@ from workers.rollout.episode import (
     Sample,
     Sampler,
     TurnLimits,
-    play_episode,
 )
+from workers.rollout.episode_play import play_episode
+from workers.rollout.history import HistoryRule
 
 # Where the engine has nothing to do, replies are awaited for this many seconds at a time.
 WAIT_S = 1.0
@@ -114,6 +116,7 @@ class TurnLoop:
         tools: per environment spec, its tools' schemas.
         programs: how episodes are played of those specs that are programs; others are played by
             `play_episode`.
+        history: decides where these others begin a new context; None: nowhere.
         lockstep: all outstanding turns are awaited before the next are submitted, in a fixed order,
             and a batch begins when the one before it has ended, so that the same inputs give the
             same batches.
@@ -138,6 +141,7 @@ class TurnLoop:
     environments: Pool | None = None
     tools: Sequence[Tools] = (None,)
     programs: Mapping[int, Player] = field(default_factory=dict)
+    history: HistoryRule | None = None
     lockstep: bool = False
     max_live: int | None = None
     group: dist.ProcessGroup | None = None
@@ -227,7 +231,7 @@ class TurnLoop:
 
     def _start(self, key: int, episode: Episode, batch: Batch) -> None:
         started_at = time.perf_counter()
-        player: Player = play_episode
+        player: Player = partial(play_episode, history=self.history)
         if episode.spec in self.programs:
             player = self.programs[episode.spec]
             self.listening.add(key)

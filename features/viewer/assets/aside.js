@@ -71,6 +71,9 @@
       onclick: () => choose(number) }, text, rewriting(episode, row));
   }
 
+  // Whether turns are a program's requests; what was written for a new context was asked for, too.
+  viewer.isProgram = (episode) => episode.turns.some((turn) => turn.asked && !turn.facts.writes);
+
   // Tokens of both sides that a rewriting is told by.
   const TOLD = 6;
 
@@ -82,13 +85,14 @@
     const start = row.parent.tokens;
     const had = textFrom(episode, above, start);
     if (had === "") return null;
-    const isProgram = episode.turns.some((turn) => turn.asked);
+    const isProgram = viewer.isProgram(episode);
+    const why = row.seam ? ", as a new context begins." : ", as where a chat template drops what was said.";
     return element("span", { class: "rewriting" },
       isProgram ? "The program sent another history: " : "Its history was rewritten: ",
       `behind these tokens row ${row.parent.row} has `,
       element("q", {}, viewer.visible(had)), ", this one ",
       element("q", {}, viewer.visible(textFrom(episode, row, start))),
-      isProgram ? "." : ", as where a chat template drops what was said.");
+      isProgram ? "." : why);
   }
 
   // The text of some tokens of a row, prompt and response in one.

@@ -204,7 +204,7 @@
     const { episode } = shown;
     // The error of an attempt that was played again stands with that attempt.
     const isOfAttempt = episode.failed_attempts.some(({ error }) => error === episode.error);
-    const isProgram = episode.turns.some((turn) => turn.asked);
+    const isProgram = viewer.isProgram(episode);
     const begins = isProgram ? [] : episode.messages;
     return [
       episode.failed_attempts.map(failedAttempt),
@@ -221,11 +221,24 @@
     const label = element("span", {}, `policy, turn ${number + 1}`, turnFacts(turn.facts));
     const answers = turn.asked ? [] : turn.observation;
     return [
+      seam(found, number),
       turn.asked ? asked(turn, number) : null,
       bubble(label, said, "policy"),
       calls(turn.facts.tool_calls),
       answers.map(([role, text]) => bubble(role || "environment", viewer.block(text), "env")),
     ];
+  }
+
+  // What was dropped where a new context begins with the turn.
+  function seam(found, number) {
+    const row = found && shown.episode.rows[found.row];
+    if (!row?.seam || tokensOfTurn(number - 1)?.row === found.row) return null;
+    const { reason, dropped, tokens, fault } = row.seam;
+    const lost = `${dropped} message${dropped === 1 ? "" : "s"} of the one before, which had `
+      + `${tokens} tokens, ${dropped === 1 ? "is" : "are"} not in it`;
+    return element("p", { class: "hint branch seam" },
+      `a new context begins (${viewer.plainText(String(reason)).replaceAll("_", " ")}): ${lost}`,
+      fault ? element("span", { class: "rewriting" }, viewer.visible(`Without the summary: ${fault}.`)) : null);
   }
 
   // A turn's tokens, its thinking in folds of its own; a token belongs where it begins.
@@ -283,6 +296,9 @@
       .filter(([, seconds]) => typeof seconds === "number" && seconds > 0);
     for (const [what, seconds] of took) shownFacts.push(`${what} ${viewer.short(seconds, 2)} s`);
     if (facts.done === true) shownFacts.push("the last");
+    if (facts.writes) shownFacts.push(`writes a ${viewer.plainText(String(facts.writes))}`);
+    if (facts.trained === false) shownFacts.push("not trained on");
+    if (facts.replaces_history === true) shownFacts.push("its answer replaces the conversation");
     if (facts.finish_reason in UNTAKEN) shownFacts.push(UNTAKEN[facts.finish_reason]);
     return shownFacts.map((text) => element("span", { class: "tag" }, text));
   }

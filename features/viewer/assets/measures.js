@@ -105,7 +105,7 @@
 
   const FATES = ["trained", "environment", "template", "rejected", "clipped", "over_limit",
     "no_spread", "zero_advantage", "masked_failure", "stale", "filtered", "not_drawn", "warmup",
-    "skipped", "observed", "surplus", "masked", "copied",
+    "skipped", "observed", "surplus", "masked", "copied", "untrained",
     "validation", "unrecorded", "dropped"];
   const fateClass = (name) => (FATES.includes(name) ? `f-${name}` : "f-other");
 

@@ -60,7 +60,7 @@ def test_the_record_has_the_engines_seconds_and_the_last_name_of_a_task(
     monkeypatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("workers.rollout.episode.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("workers.rollout.episode_play.time.perf_counter", lambda: now[0])
     episode, play = start()
     play.send(None)
     play.send(StepReply(messages=said("guess")))

@@ -24,7 +24,8 @@ from features.records.token_origins import (
 from tests.unit.test_episode import sampler
 from workers.environments.reply import StepReply
 from workers.rollout.engine import Completion
-from workers.rollout.episode import Episode, Row, TurnLimits, play_episode
+from workers.rollout.episode import Episode, Row, TurnLimits
+from workers.rollout.episode_play import play_episode
 
 LIMITS = TurnLimits(prompt_length=200, response_length=900, max_model_len=1100, max_turn=9)
 

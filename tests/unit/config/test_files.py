@@ -109,6 +109,7 @@ def test_the_task_files_of_an_environment_are_checked_with_all_else(
         ("smollm2_arithmetic", "data.val_files", "prepare_smollm2"),
         ("gsm8k_grpo", "data.train_files", "prepare_gsm8k"),
         ("qwen3_5_tools", "actor_rollout_ref.model.path", "prepare_zoo_game"),
+        ("clues", "actor_rollout_ref.model.path", "prepare_clues"),
     ],
 )
 @pytest.mark.parametrize("place", ["", "project/", "{folder}/"])

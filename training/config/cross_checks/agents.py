@@ -4,6 +4,9 @@ from collections.abc import Iterator
 
 from training.config.schema.agent import turn_length_problems
 from training.config.schema.ppo import PPOConfig
+from training.features import named
+from workers.rollout.history import KEEP, absent_sentence
+from workers.rollout.kinds import kind_of_choice
 
 
 def problems(config: PPOConfig) -> Iterator[str]:
@@ -18,12 +21,42 @@ def problems(config: PPOConfig) -> Iterator[str]:
         yield from turn_length_problems(
             "agent", agent.max_turn_tokens, config.data.max_response_length
         )
+    yield from _context_problems(config)
     lives_in_ray = bool(config.environments) and agent.environment.isolation == "ray"
     if lives_in_ray and not config.trainer.use_ray:
         yield (
             "agent.environment.isolation=ray needs trainer.launcher=ray; process has the "
             "same protection without it"
         )
+
+
+def _context_problems(config: PPOConfig) -> Iterator[str]:
+    """Yields that contexts, or an episode's tokens, are set where no turns are taken in turn."""
+    agent = config.agent
+    settings = []
+    if agent.context != KEEP:
+        settings.append(f"agent.context={agent.context}")
+        if not any(named("history")):
+            yield absent_sentence(agent.context)
+    if agent.max_episode_tokens is not None:
+        settings.append(f"agent.max_episode_tokens={agent.max_episode_tokens}")
+    if not settings:
+        return
+    said = " and ".join(settings)
+    if not config.environments:
+        yield (
+            f"{said} is of episodes of several turns, and there is no environment: name one "
+            "(agent.environment), or take the setting out"
+        )
+    for choice in config.environments:
+        kind = kind_of_choice(config, choice)
+        if kind is not None and kind.player is not None:
+            yield (
+                f"{said} does not hold for a {kind.name}, which says itself what each prompt "
+                "consists of: let it compact its own conversation, which begins a new row as well, "
+                "and take the setting out"
+            )
+            return
 
 
 def warnings(config: PPOConfig) -> Iterator[str]:

@@ -24,6 +24,7 @@ PREPARED = {
     "outputs/smollm2": "examples/prepare_smollm2.py",
     "outputs/gsm8k": "examples/prepare_gsm8k.py",
     "outputs/qwen3_5_tools": "examples/prepare_zoo_game.py",
+    "outputs/clues": "examples/prepare_clues.py",
 }
 
 

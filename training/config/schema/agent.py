@@ -103,6 +103,12 @@ class AgentConfig(Section):
     max_turn: TurnCount = 10  #: turns of an episode
     #: tokens of a turn; a longer one is closed and played
     max_turn_tokens: PositiveInt | None = None
+    #: what the next prompt consists of once a context is full or due: keep (the whole conversation,
+    #: which ends with its context), last_turns, drop_tool_results, drop_thinking, summarise, or
+    #: FILE.py:CLASS; see context.*
+    context: ObjectName = "keep"
+    #: tokens of an episode over all of its contexts, their prompts aside; null = no limit
+    max_episode_tokens: PositiveInt | None = None
     include_state: bool = True  #: add get_state_description() to observations that lack it
     max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
     #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
