@@ -203,7 +203,7 @@ def test_rows_of_a_model_that_keeps_a_state_are_padded_and_a_line_says_why(
     settings = forward_settings(ModelConfig(path=str(folder)), True, lm, torch.device("cpu"))
     assert (settings.pack_rows, settings.key_cost, settings.strip_padding) == (False, None, True)
     assert "rows are padded on the right, not packed: a packed row's states d" in caplog.text
-    assert "a group's prompt is computed for each of them" in caplog.text
+    assert "the prompt of a group is computed anew for each of its rows" in caplog.text
 
 
 def test_a_state_that_leaks_over_packed_rows_is_found(tmp_path: Path) -> None:

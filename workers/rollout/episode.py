@@ -35,11 +35,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from custom.env import Message
-from custom.model_usage import Counts
-from data.turn_tokens import Tools, TurnTokens
+from custom.env import BadRewardFunction, Message
+from custom.model_usage import Counts, add_counts
+from data.turn_tokens import Conversation, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
-from workers.rollout.engine import Completion, Sampling, VersionSpan
+from workers.rollout.engine import Completion, Sampling, VersionSpan, copy_with
 from workers.rollout.speaker import NOBODY, Speaker
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
@@ -400,3 +400,51 @@ def anchor_of(reply: StepReply) -> str:
 def digest(value: Any) -> str:
     """Returns 16 characters that stand for a JSON value, the same in every process."""
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+
+
+# What a kind of episodes plays with.
+
+
+def begin_row(
+    episode: Episode, messages: list[Message], conversation: Conversation, limits: TurnLimits
+) -> bool:
+    """Begins the first row with the reset's messages; returns whether the prompt fits."""
+    episode.initial_messages = messages
+    episode.messages = list(messages)
+    prompt = conversation.prompt()
+    episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length]))
+    return len(prompt) <= limits.prompt_length
+
+
+def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepReply, StepReply]:
+    """Makes the environment answer. Raises EnvironmentGone, or BadRewardFunction to end the run."""
+    reply = yield Ask(kind, args)
+    episode.env_seconds += reply.seconds
+    add_counts(episode.models, reply.usage)
+    if reply.failure == "reward_fault":
+        raise BadRewardFunction(reply.error)
+    if reply.failure:
+        raise EnvironmentGone(reply.failure, reply.error)
+    return reply
+
+
+def sample(
+    episode: Episode, sampler: Sampler, limits: TurnLimits
+) -> Generator[Request, Completion, Completion]:
+    """Makes the engine continue the row, and adds what it sampled. Raises Ended."""
+    sampling = sampler(episode)
+    room = min(limits.room(episode.row), limits.left(episode))
+    if room <= 0:
+        raise Ended("overflow", "")
+    max_tokens = min(room, sampling.max_tokens, limits.max_turn_tokens or room)
+    sampling = copy_with(sampling, max_tokens=max_tokens)
+    completion = yield Sample(episode.row.token_ids, sampling)
+    take_completion(episode, completion)
+    return completion
+
+
+def take_completion(episode: Episode, completion: Completion) -> None:
+    """Adds what was sampled to the row. Raises Ended: the engine gave the request up."""
+    if completion.finish_reason == "abort":
+        raise Ended("engine_error", "the engine aborted the request")
+    episode.row.append_sampled(completion, turn=len(episode.turns))

@@ -17,16 +17,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from custom.env import BadRewardFunction, Message
-from custom.model_usage import add_counts
+from custom.env import Message
 from data.cut_text import CutText
 from data.seeds import seed_beside, seed_for
 from data.turn_tokens import Conversation, Join, TemplateRefusal, Tools, TurnTokens
-from workers.environments.reply import Call, StepReply
+from workers.environments.reply import StepReply
 from workers.rollout.engine import Completion, copy_with
 from workers.rollout.episode import (
     FAILURES,
-    Ask,
     Ended,
     EnvironmentGone,
     Episode,
@@ -39,6 +37,10 @@ from workers.rollout.episode import (
     Turn,
     TurnLimits,
     anchor_of,
+    ask,
+    begin_row,
+    sample,
+    take_completion,
 )
 from workers.rollout.history import HistoryRule, NewContext, Standing, Writing, Written
 
@@ -149,11 +151,7 @@ class Playing:
         """Begins the first row with the reset's messages; returns whether the prompt fits."""
         conversation = self.tokens.conversation(messages, self.tools)
         self.context = Context(conversation=conversation, reply=messages)
-        self.episode.initial_messages = messages
-        self.episode.messages = list(messages)
-        prompt = conversation.prompt()
-        self.episode.rows.append(Row(prompt_ids=prompt[: self.limits.prompt_length]))
-        return len(prompt) <= self.limits.prompt_length
+        return begin_row(self.episode, messages, conversation, self.limits)
 
     def _take_turn(self, anchor: str) -> Generator[Request, Completion, Turn]:
         """Samples a turn; `anchor` names the state in which it begins. Raises Ended."""
@@ -370,37 +368,3 @@ class Playing:
             reply=list(new.messages),
             first_turn=len(self.episode.turns),
         )
-
-
-def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepReply, StepReply]:
-    """Makes the environment answer. Raises EnvironmentGone, or BadRewardFunction to end the run."""
-    reply = yield Ask(kind, args)
-    episode.env_seconds += reply.seconds
-    add_counts(episode.models, reply.usage)
-    if reply.failure == "reward_fault":
-        raise BadRewardFunction(reply.error)
-    if reply.failure:
-        raise EnvironmentGone(reply.failure, reply.error)
-    return reply
-
-
-def sample(
-    episode: Episode, sampler: Sampler, limits: TurnLimits
-) -> Generator[Request, Completion, Completion]:
-    """Makes the engine continue the row, and adds what it sampled. Raises Ended."""
-    sampling = sampler(episode)
-    room = min(limits.room(episode.row), limits.left(episode))
-    if room <= 0:
-        raise Ended("overflow", "")
-    max_tokens = min(room, sampling.max_tokens, limits.max_turn_tokens or room)
-    sampling = copy_with(sampling, max_tokens=max_tokens)
-    completion = yield Sample(episode.row.token_ids, sampling)
-    take_completion(episode, completion)
-    return completion
-
-
-def take_completion(episode: Episode, completion: Completion) -> None:
-    """Adds what was sampled to the row. Raises Ended: the engine gave the request up."""
-    if completion.finish_reason == "abort":
-        raise Ended("engine_error", "the engine aborted the request")
-    episode.row.append_sampled(completion, turn=len(episode.turns))
