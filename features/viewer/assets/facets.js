@@ -13,8 +13,8 @@
       kinds(all, others, values, change),
       viewer.histogram("Reward", viewer.table.reward, all, others("reward"),
         rangeOf(values.reward), (range) => change({ reward: range })),
-      viewer.bySteps("Reward", viewer.table.reward, others("step"),
-        values.step || null, (step) => change({ step })),
+      viewer.bySteps(`Reward${kindShown(values)}`, viewer.table.reward,
+        ofOneKind(others("step"), values), values.step || null, (step) => change({ step })),
       textBars("Ending", "ending", "ending", all, others, values, change),
       marks(tests, found, all, others, values, change),
       solved(all, others, values, change),
@@ -73,15 +73,30 @@
     ]));
   }
 
+  // A step that also validates has rewards of both kinds, whose mean says nothing: by step those of
+  // training are shown, of validation where that is chosen.
+  function ofOneKind(rows, values) {
+    if (!viewer.table.hasKinds) return rows;
+    const wanted = values.kind === "val";
+    return rows.filter((i) => Boolean(viewer.table.val[i]) === wanted);
+  }
+
+  function kindShown(values) {
+    if (!viewer.table.hasKinds) return "";
+    return values.kind === "val" ? " of validation" : " of training";
+  }
+
   function textBars(title, key, column, all, others, values, change) {
     const texts = viewer.table.texts[column];
     if (texts.length < 2 && key === "source") return null;
     return barsOf(title, key, (i) => [texts[viewer.table[column][i]]], all, others, values, change);
   }
 
-  // Episodes of tasks that were never, sometimes or always solved, where there are several tasks.
+  // Episodes of tasks that were never, sometimes or always solved, where there are several tasks
+  // that come again: of one that was played once this says no more than its reward.
   function solved(all, others, values, change) {
-    if (viewer.table.texts.task.length < 2) return null;
+    const tasks = viewer.table.texts.task.length;
+    if (tasks < 2 || (all.length < 2 * tasks && !values.solved)) return null;
     const { classOf } = viewer.tasks();
     const [counts, selected] = [countBy(all, (i) => [classOf(i)]),
       countBy(others("solved"), (i) => [classOf(i)])];

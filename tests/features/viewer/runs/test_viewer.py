@@ -570,6 +570,33 @@ def test_the_list_cuts_no_number_and_tells_training_from_validation(
     browser.wait("document.querySelectorAll('.list-row').length === 2")
 
 
+def titles_by_step(browser: Browser) -> list[str]:
+    titles = browser.run("return [...document.querySelectorAll('.column')].map((one) => one.title)")
+    return [title for title in titles if title.startswith("step ")]
+
+
+def test_rewards_by_step_are_of_training_or_of_validation_never_of_both(
+    alone_run: Path, browser: Browser
+) -> None:
+    open_viewer(browser, page(alone_run))
+    rows = listed(alone_run / "viewer")
+    [title] = titles_by_step(browser)
+    assert title.startswith("step 1: mean Reward of training −58")
+    open_viewer(browser, page(alone_run, "#list?kind=val"))
+    [title] = titles_by_step(browser)
+    [reward] = [row["reward"] for row in rows if row["val"]]
+    assert title.startswith("step 1: mean Reward of validation ")
+    assert float(title.split()[-1].replace("−", "-")) == pytest.approx(reward, rel=0.01)
+
+
+def test_whether_a_task_is_solved_is_shown_where_tasks_come_again(
+    alone_run: Path, tasks_run: Path, browser: Browser
+) -> None:
+    for run, is_shown in ((alone_run, False), (tasks_run, True)):
+        open_viewer(browser, page(run))
+        assert any("Their task is" in text for text in browser.texts(".facet")) is is_shown
+
+
 def test_an_episodes_page_cuts_nothing_and_links_to_nothing_empty(
     alone_run: Path, browser: Browser
 ) -> None:
