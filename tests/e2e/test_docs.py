@@ -123,7 +123,7 @@ ELSEWHERE = {
 # Parts of commands for a run that has ended, and the words that stand for the run.
 AFTER_TRAINING = ("features.viewer.command", "features.export.export", "--eval", "--chat")
 RUNS = re.compile(
-    r"^(outputs/quickstart/run|outputs/one|outputs/other|RUN_DIR)(/global_step_130)?$"
+    r"^(outputs/quickstart/run|outputs/one|outputs/other|RUN_DIR)(/global_step_130|/config.yaml)?$"
 )
 
 
@@ -224,7 +224,8 @@ def run_after_training(words: list[str], ended_run: Path, game: Path, folder: Pa
             run_dir = folder / f"run{runs}"
             runs += 1
             shutil.copytree(ended_run, run_dir)
-            word = str(run_dir / "global_step_1" if of_run[2] else run_dir)
+            parts = {"/global_step_130": "global_step_1", "/config.yaml": "config.yaml"}
+            word = str(run_dir / parts[of_run[2]] if of_run[2] else run_dir)
         elif word == "outputs/quickstart/task/model":
             word = str(game / "model")
         elif word in ("exported", "my_model", "my_model_at_130", "outputs/both", "to_send"):

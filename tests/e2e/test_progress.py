@@ -25,15 +25,33 @@ class Slow(BaseEnvironment):
 LINE = re.compile(r"(step 1|validation): (\d+) of (\d+) episodes, .* slowest runs for \d+ s")
 
 
+class Messages(logging.Handler):
+    """Keeps what a logger says, whatever happens to the handlers above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps a record's text."""
+        self.texts.append(record.getMessage())
+
+
 def lines_of(config: object, caplog: pytest.LogCaptureFixture) -> set[tuple[str, int]]:
     """Trains; returns what the lines of progress are of, and how many episodes they tell of."""
     caplog.set_level(logging.INFO, logger="training.run.progress")
+    logger = logging.getLogger("training.run.progress")
+    assert not logger.disabled, "a test before has switched the logger off"
+    messages = Messages()
+    logger.addHandler(messages)
     trainer = build_trainer(config)
     try:
         trainer.fit()
     finally:
         trainer.shutdown()
-    found = [LINE.match(message) for message in caplog.messages]
+        logger.removeHandler(messages)
+    assert logging.root.manager.disable < logging.INFO, "a test before has switched logging off"
+    found = [LINE.match(message) for message in messages.texts]
     assert all(int(match[2]) <= int(match[3]) for match in found if match)
     return {(match[1], int(match[3])) for match in found if match}
 
