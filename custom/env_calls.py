@@ -183,8 +183,8 @@ def check_observation(
 ) -> Observation:
     """Checks text, or chat messages, and makes it what a tokenizer can encode.
 
-    Messages share `max_chars` equally, and keep the keys that chat templates read. Of a new history
-    each message may have so many, as each was an observation.
+    Messages share `max_chars` equally, and keep the keys that chat templates read. In a new history
+    each message may have `max_chars`, as each was an observation.
     """
     if isinstance(observation, str):
         return cut_middle(printable(observation), max_chars)

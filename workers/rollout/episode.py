@@ -161,9 +161,9 @@ class Turn:
     `anchor` names the state in which the turn began, `tokens` counts sampled tokens. For a program
     (features/programs) `asked` are the messages of its request, those that are new since turn
     `behind`, or all where that is None. `engine_seconds` passed from the question to the engine
-    until its answer. What a history had the policy write is a turn that no environment reads: it
-    `writes` that, such as a summary, and was `asked` for it. With `is_trained` false its tokens get
-    mask 0.
+    until its answer. A text that a history asked the policy for is a turn that no environment
+    reads: it `writes` that, such as a summary, and was `asked` for it. With `is_trained` false its
+    tokens get mask 0.
     """
 
     text: str

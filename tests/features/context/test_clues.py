@@ -93,7 +93,7 @@ def played(context_mode: str) -> tuple[Episode, TurnTokens]:
 
 
 def best_answer(text: str) -> str:
-    """What a perfect player says behind a context."""
+    """Returns the answer of a perfect player to a context."""
     words = text.split()
     known = [word for word in words if any(word in clues for clues in CLUES.values())]
     if words[-5:-3] == REQUEST.split():
