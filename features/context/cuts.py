@@ -5,6 +5,7 @@ Invariant: a context that would not change by the cut goes on; it ends where it 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from custom.env import Message
@@ -15,7 +16,7 @@ from workers.rollout.history import Decision, HistoryRule, NewContext, Standing
 
 
 @dataclass(frozen=True)
-class ContextCut(HistoryRule):
+class ContextCut(HistoryRule, ABC):
     """Begins a new context of what a mode leaves of the old one, once that is due."""
 
     settings: ContextSettings
@@ -37,9 +38,9 @@ class ContextCut(HistoryRule):
                 return None
         return None
 
+    @abstractmethod
     def shortened(self, standing: Standing, turns: int) -> list[Message]:
         """Returns the context with so many last turns as they are."""
-        raise NotImplementedError
 
 
 class LastTurns(ContextCut):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from data.turn_tokens import TurnTokens
-from features.context.cuts import DropThinking, DropToolResults, LastTurns
+from features.context.cuts import ContextCut, DropThinking, DropToolResults, LastTurns
 from features.context.own import OwnRule
 from features.context.settings import ContextSettings
 from features.context.summary import Summarise
@@ -12,7 +14,7 @@ from workers.rollout.history import HistoryFault, HistoryRule
 
 # A cut turn may be ended by so many tokens of the template's.
 SLACK = 8
-CUTS = {
+CUTS: dict[str, Callable[[ContextSettings, str], ContextCut]] = {
     "last_turns": LastTurns,
     "drop_tool_results": DropToolResults,
     "drop_thinking": DropThinking,
