@@ -143,6 +143,13 @@ class VerifierProcess:
             raise ValueError(f"it ended, or wrote no line within {seconds:g} s")
         return json.loads(line)
 
+    def end(self) -> None:
+        """Ends the process, whoever waits for its reply; it starts again with the next answer."""
+        process = self._process
+        if process is not None:
+            kill_tree(process.pid)
+            process.wait()
+
     def _end(self) -> None:
         process = self._process
         self._process = None
@@ -151,14 +158,25 @@ class VerifierProcess:
             process.communicate()
 
 
-@cache
+# The one that this process asks about each package.
+_PROCESSES: dict[str, VerifierProcess] = {}
+
+
 def verifier_process(package: str) -> VerifierProcess:
     """Returns the one that this process asks about a package; it starts with the first answer."""
-    if importlib.util.find_spec(package) is None:
-        raise ImportError(
-            f"this data_source's rule needs a package: pip install {package.replace('_', '-')}"
-        )
-    return VerifierProcess(package)
+    if package not in _PROCESSES:
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(
+                f"this data_source's rule needs a package: pip install {package.replace('_', '-')}"
+            )
+        _PROCESSES[package] = VerifierProcess(package)
+    return _PROCESSES[package]
+
+
+def end_verifier_processes() -> None:
+    """Ends those of this process; each starts again with its next answer."""
+    for process in _PROCESSES.values():
+        process.end()
 
 
 # --- In the process ---

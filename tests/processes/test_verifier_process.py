@@ -10,12 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import custom.verifier_process
 from custom.reward_score import default_compute_score
-from custom.verifier_process import VerifierProcess
+from custom.verifier_process import VerifierProcess, end_verifier_processes, verifier_process
 from tests.conftest import PROJECT
+from training.run.leftovers import ends_leftovers
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
@@ -52,6 +54,23 @@ def test_what_the_policy_writes_runs_in_another_process_without_a_network(tmp_pa
         "/proc/self/ns/net"
     )
     judged._process.kill()
+
+
+def test_a_run_ends_the_verifiers_and_calls_them_no_leftovers(caplog) -> None:
+    """They are the project's own, and no environment had started them."""
+    entry = entry_of("chain_sum")
+    answer = json.loads(entry)["answer"]
+    with ends_leftovers():
+        # The one of an earlier test is not marked as this run's.
+        end_verifier_processes()
+        judged = verifier_process("reasoning_gym")
+        assert judged.score("chain_sum", answer, entry) == 1.0
+        assert judged._process is not None
+        pid = judged._process.pid
+    assert not psutil.pid_exists(pid)
+    assert "outlived the run" not in caplog.text
+    assert judged.score("chain_sum", answer, entry) == 1.0
+    end_verifier_processes()
 
 
 def test_an_answer_that_never_ends_scores_0_and_the_next_is_judged(

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from custom.verifier_process import end_verifier_processes
+
 logger = logging.getLogger(__name__)
 MARK = "PPO_CORE_RUN"
 # For those that are ending by themselves.
@@ -35,6 +37,7 @@ def ends_leftovers() -> Iterator[None]:
         with _open_mark(mark):
             yield
     finally:
+        end_verifier_processes()
         # An environment may have cleared them all.
         os.environ.pop(MARK, None)
         if before is not None:
