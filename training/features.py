@@ -70,6 +70,8 @@ class Feature:
         read_probes: "module:function", (config, role) -> list of `ReadProbe`, the role being "ref".
         sync_probes: "module:function", (config, spec, engine) -> list of `SyncProbe`; the engine is
             None where a rank has the policy alone.
+        loss_terms: "module:function", config -> list of `LossTerm`, which are added to the loss of
+            the policy's update; see workers/model/loss_terms.py.
         modes: an option of the command line, such as --plan -> "module:function", which is called
             in place of training with the words of the command line and the signals that end it,
             and returns the exit code.
@@ -105,6 +107,7 @@ class Feature:
     probes: str | None = None
     read_probes: str | None = None
     sync_probes: str | None = None
+    loss_terms: str | None = None
     modes: Mapping[str, str] = field(default_factory=dict)
     model_options: tuple[str, ...] = ()
     usage: str = ""

@@ -34,6 +34,7 @@ from workers.model.loss_fields import (
     POLICY_FORWARD_FIELDS,
     POLICY_UPDATE_FIELDS,
 )
+from workers.model.loss_terms import open_loss_terms
 from workers.model.packing_check import check_forward, check_training
 from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.model.probe_set import ReadProbes, SyncProbes
@@ -108,6 +109,7 @@ class ActorRolloutRefWorker(TrainingWorker):
             forward=settings,
             critic=self.config.critic,
             probes=self.probes,
+            terms=open_loss_terms(self.config),
         )
 
     def _init_reference(self) -> None:
@@ -381,10 +383,18 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     # --- Updates ---
 
+    @register(Dispatch.RANK_ZERO)
+    def further_fields(self) -> tuple[str, ...]:
+        """Lists the fields that updates need beside those that losses read.
+
+        They are those of probes and of the loss's terms.
+        """
+        return (*super().further_fields(), *self.actor.terms.fields())
+
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=POLICY_UPDATE_FIELDS,
-        further_reads="probe_fields",
+        further_reads="further_fields",
         ranks_per_chunk="ranks_per_sequence",
     )
     def update_actor(self, data: DataProto) -> dict[str, float]:
@@ -395,7 +405,7 @@ class ActorRolloutRefWorker(TrainingWorker):
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=POLICY_AND_VALUE_UPDATE_FIELDS,
-        further_reads="probe_fields",
+        further_reads="further_fields",
         ranks_per_chunk="ranks_per_sequence",
     )
     def update_actor_and_values(self, data: DataProto) -> dict[str, float]:
@@ -405,7 +415,7 @@ class ActorRolloutRefWorker(TrainingWorker):
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=POLICY_UPDATE_FIELDS,
-        further_reads="probe_fields",
+        further_reads="further_fields",
         ranks_per_chunk="ranks_per_sequence",
     )
     def add_groups(self, data: DataProto) -> None:

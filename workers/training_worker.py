@@ -105,8 +105,8 @@ class TrainingWorker:
         return self.config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
 
     @register(Dispatch.RANK_ZERO)
-    def probe_fields(self) -> tuple[str, ...]:
-        """Lists the fields that the probes of updates need, beside those that losses read."""
+    def further_fields(self) -> tuple[str, ...]:
+        """Lists the fields that updates need beside those that losses read: their probes'."""
         return self.probes.fields()
 
     @register(Dispatch.ALL_TO_ALL)

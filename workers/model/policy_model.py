@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from training.batch.head import BANNED, EntropyMode, head_log_probs
+from training.batch.head import (
+    BANNED,
+    EntropyMode,
+    LabelLogProbs,
+    candidate_log_probs,
+    head_log_probs,
+)
 from workers.model.logit_form import logit_form
 from workers.model.packing import ForwardBatch
 from workers.model.router_replay import routed
@@ -118,8 +124,8 @@ class PolicyModel(nn.Module):
         Args:
             entropy: "value" adds entropies, "grad" entropies with a gradient, "squares" entropies
                 and sums of the vocabulary's squared probabilities.
-        Returns: (N,) float32 each: log-probs; entropies; squares; last the values, where the model
-            has any.
+        Returns: (N,) float32 each: log-probs; entropies; squares; the values, where the model has
+            any; last (N, K) log-probs of the candidates, where the batch names any.
         """
         with routed(batch.router_pass):
             # (T, L, hidden)
@@ -131,15 +137,17 @@ class PolicyModel(nn.Module):
             )
         states = hidden.flatten(0, 1)[batch.logit_positions]  # (N, hidden)
         head = self.lm.get_output_embeddings()
+        form = logit_form(self.lm, batch.temperature)
+        penalty = self._penalty_on(head.weight)
         log_probs, entropies = head_log_probs(
             states,
             head.weight,
             head.bias,
             batch.labels,
-            logit_form(self.lm, batch.temperature),
+            form,
             entropy=entropy,
             chunk=LOGITS_CHUNK_BYTES // 2,
-            penalty=self._penalty_on(head.weight),
+            penalty=penalty,
         )
         outputs = [log_probs]
         if entropies is not None:
@@ -147,6 +155,13 @@ class PolicyModel(nn.Module):
             outputs.extend(torch.atleast_2d(entropies))
         if self.value_head is not None:
             outputs.append(self.value_head(states).float().squeeze(-1))
+        if batch.candidates is not None:
+            known = LabelLogProbs(batch.labels, log_probs)
+            outputs.append(
+                candidate_log_probs(
+                    states, head.weight, head.bias, known, batch.candidates, form, penalty=penalty
+                )
+            )
         return outputs
 
     def _penalty_on(self, weight: Tensor) -> Tensor | None:
