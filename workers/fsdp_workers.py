@@ -26,6 +26,7 @@ from workers.dp_actor import DataParallelPPOActor
 from workers.model import state as model_state
 from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
+from workers.model.companion import ASKED, open_companions
 from workers.model.forward_settings import ForwardSettings, forward_settings
 from workers.model.lora import adapter_export, without_adapters
 from workers.model.loss_fields import (
@@ -111,6 +112,9 @@ class ActorRolloutRefWorker(TrainingWorker):
             probes=self.probes,
             terms=open_loss_terms(self.config),
         )
+        self.companions = open_companions(self.config, self)
+        for companion in self.companions.values():
+            companion.begin()
 
     def _init_reference(self) -> None:
         spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)
@@ -372,6 +376,13 @@ class ActorRolloutRefWorker(TrainingWorker):
             )
             measured = self.ref_probes.read(self.ref.module)
         return DataProto.from_dict(tensors={"ref_log_prob": log_probs}, meta_info=dict(measured))
+
+    @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_sequence")
+    def ask_companion(self, data: DataProto) -> DataProto:
+        """Asks the companion that meta_info names about rows."""
+        companion = self.companions[data.meta_info[ASKED]]
+        with self._on_device():
+            return companion.read(self._with_temperature(data))
 
     def _with_temperature(self, data: DataProto) -> DataProto:
         """Adds the temperature of sampling.

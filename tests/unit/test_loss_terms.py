@@ -14,7 +14,13 @@ from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
 from tests.unit.test_actor_critic import SPLITS, close, make_update, weights_after
-from training.batch.head import BANNED, LabelLogProbs, LogitForm, candidate_log_probs
+from training.batch.head import (
+    BANNED,
+    LabelLogProbs,
+    LogitForm,
+    candidate_log_probs,
+    top_log_probs,
+)
 from training.config import ActorConfig, UpdatePlan
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.attention import use_packed_attention
@@ -247,3 +253,32 @@ def test_a_model_with_values_gives_words_behind_them(lm: nn.Module) -> None:
     expected = row.gather(1, data.batch["words"][0])
     assert torch.allclose(words[0][sampled], expected[sampled], atol=1e-4)
     assert not words[0][~sampled].any() and log_probs.shape == words.shape[:2]
+
+
+@pytest.mark.parametrize("k", [2, 99])
+def test_the_likeliest_words_are_those_of_the_whole_softmax(k: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(5, 4, generator=generator)
+    weight = torch.randn(9, 4, generator=generator)
+    penalty = torch.zeros(9)
+    penalty[int((states[0] @ weight.T).argmax())] = BANNED
+    whole = torch.log_softmax((states @ weight.T) / 0.7 + penalty, -1)
+    for chunk in (1, 10**6):
+        found, ids = top_log_probs(states, weight, None, LogitForm(divisor=0.7), k, penalty, chunk)
+        expected = whole.topk(min(k, 9), dim=-1)
+        assert torch.equal(ids, expected.indices)
+        assert torch.allclose(found, expected.values, atol=1e-5)
+    nothing, ids = top_log_probs(states[:0], weight, None, LogitForm(), k)
+    assert nothing.shape == ids.shape == (0, min(k, 9))
+
+
+def test_the_likeliest_words_come_row_by_row(lm: nn.Module) -> None:
+    data = update()
+    actor = DataParallelPPOActor(ActorConfig(ppo_micro_batch_size_per_gpu=2), copy.deepcopy(lm))
+    log_probs, found, ids = actor.read(data, "a test", None, "none", 3)
+    for row in range(len(data)):
+        sampled = data.batch["response_mask"][row].bool()
+        expected = plain_logits(lm, data, row).topk(3, dim=-1)
+        assert torch.equal(ids[row][sampled], expected.indices[sampled])
+        assert torch.allclose(found[row][sampled], expected.values[sampled], atol=1e-4)
+    assert log_probs.shape == data.batch["responses"].shape

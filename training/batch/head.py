@@ -350,6 +350,38 @@ def candidate_log_probs(
     return logits[:, 1:] - logits[:, :1] + known.log_probs[:, None]
 
 
+@torch.no_grad()
+def top_log_probs(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    form: LogitForm,
+    k: int,
+    penalty: Tensor | None = None,
+    chunk: int = 1 << 27,
+) -> tuple[Tensor, Tensor]:
+    """Finds the likeliest words of each state: log-probs (tokens, k) float32, and ids, int64.
+
+    The likeliest comes first. All words come where the vocabulary has no more than k. Arguments are
+    those of `head_log_probs`.
+    """
+    states, weight, bias = in_compute_type(states, weight, bias)
+    kept = min(k, len(weight))
+    found = []
+    ids = []
+    for rows in _slices(len(states), chunk // len(weight)):
+        logits = form.logits(linear(states[rows], weight, bias))
+        if penalty is not None:
+            logits.add_(penalty)
+        top = logits.topk(kept, dim=-1)
+        found.append(top.values - logits.logsumexp(-1, keepdim=True))
+        ids.append(top.indices)
+    if not found:
+        nothing = torch.zeros(0, kept, device=states.device)
+        return nothing, nothing.long()
+    return torch.cat(found), torch.cat(ids)
+
+
 def _logits_of_words(
     states: Tensor,
     weight: Tensor,

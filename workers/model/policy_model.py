@@ -18,6 +18,7 @@ from training.batch.head import (
     LabelLogProbs,
     candidate_log_probs,
     head_log_probs,
+    top_log_probs,
 )
 from workers.model.logit_form import logit_form
 from workers.model.packing import ForwardBatch
@@ -118,14 +119,18 @@ class PolicyModel(nn.Module):
         self.training = mode
         return self
 
-    def forward(self, batch: ForwardBatch, entropy: EntropyMode = "none") -> list[Tensor]:
+    def forward(
+        self, batch: ForwardBatch, entropy: EntropyMode = "none", top: int = 0
+    ) -> list[Tensor]:
         """Computes log-probs and what else is asked for of the sampled tokens.
 
         Args:
             entropy: "value" adds entropies, "grad" entropies with a gradient, "squares" entropies
                 and sums of the vocabulary's squared probabilities.
+            top: so many of each state's likeliest words are returned, without a gradient.
         Returns: (N,) float32 each: log-probs; entropies; squares; the values, where the model has
-            any; last (N, K) log-probs of the candidates, where the batch names any.
+            any; then (N, K) log-probs of the candidates, where the batch names any; last, with
+            `top`, log-probs and ids of the likeliest words, (N, top) each, or all words there are.
         """
         with routed(batch.router_pass):
             # (T, L, hidden)
@@ -162,6 +167,8 @@ class PolicyModel(nn.Module):
                     states, head.weight, head.bias, known, batch.candidates, form, penalty=penalty
                 )
             )
+        if top:
+            outputs.extend(top_log_probs(states, head.weight, head.bias, form, top, penalty))
         return outputs
 
     def _penalty_on(self, weight: Tensor) -> Tensor | None:
