@@ -43,8 +43,8 @@ from training.step_phases import StepPhases
 from workers.dp_actor import DataParallelPPOActor, Loss
 from workers.model.builder import find_device
 from workers.model.forward_settings import ForwardSettings
-from workers.model.loss_terms import LossTerms
 from workers.model.loss_fields import POLICY_LOSS_FIELDS, VALUE_LOSS_FIELDS, LossFields
+from workers.model.loss_terms import LossTerms
 from workers.model.mini_batches import global_counts
 
 logger = logging.getLogger(__name__)
