@@ -16,26 +16,12 @@ from typing import Any
 
 from custom.env import BaseEnvironment
 
-NAMES = tuple(
-    [
-        "mia",
-        "leo",
-        "ada",
-        "ben",
-        "eva",
-        "tom",
-        "lin",
-        "max",
-        "ida",
-        "sam",
-        "zoe",
-        "kai",
-        "ann",
-        "jan",
-        "una",
-        "rob",
-    ]
+# fmt: off
+NAMES = (
+    "mia", "leo", "ada", "ben", "eva", "tom", "lin", "max",
+    "ida", "sam", "zoe", "kai", "ann", "jan", "una", "rob",
 )
+# fmt: on
 DIGITS = tuple("12345678")
 ASKED = "code of"
 HINT = "begins"
