@@ -559,6 +559,11 @@ class Conversation:
         other._messages = list(self._messages)
         return other
 
+    @property
+    def tools(self) -> Tools:
+        """Returns the tools' schemas as they were given."""
+        return self._own_tools
+
     def prompt(self) -> list[int]:
         """Returns the ids that the model is asked to continue: of all so far."""
         self._show_all()

@@ -44,6 +44,7 @@ from workers.dp_actor import DataParallelPPOActor, Loss
 from workers.model.builder import find_device
 from workers.model.forward_settings import ForwardSettings
 from workers.model.loss_fields import POLICY_LOSS_FIELDS, VALUE_LOSS_FIELDS, LossFields
+from workers.model.loss_terms import LossTerms
 from workers.model.mini_batches import global_counts
 
 logger = logging.getLogger(__name__)
@@ -304,6 +305,8 @@ class _TriedActor(DataParallelPPOActor):
         self.correction = config.algorithm.rollout_correction
         self.observation_loss_coef = config.agent.observation_loss_coef
         self.critic_config = config.resolved_critic
+        # Those of features read what no made-up batch has.
+        self.terms = LossTerms()
         # Ranks of Ray's have devices of their own.
         device = torch.device("cpu")
         if not config.trainer.use_ray:

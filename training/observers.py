@@ -119,8 +119,8 @@ class StepReport:
     Attributes:
         step: its number.
         batch: what it generated and scored, with all fields that its phases added.
-        updated: the rows that the updates were given, once `StepPhases.resample` had chosen them;
-            None: those of the batch.
+        updated: the rows that the updates were given, once `StepPhases.resample` had chosen them
+            and features had added to them (training/step_additions.py); None: those of the batch.
         metrics: of the step, those of earlier observers among them.
         records: what each rank's probes recorded, by the probe's name.
         notices: of earlier observers; an observer appends its own. The run's page shows all of

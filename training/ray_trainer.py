@@ -96,6 +96,7 @@ from training.run.step_source import (
 )
 from training.run.step_timer import StepTimer
 from training.run.worker_group_protocol import RolloutGroup
+from training.step_additions import add_all, open_step_additions
 from training.step_phases import StepPhases
 from training.validation import validate
 from training.worker_groups import WorkerGroups, load_models, start_workers
@@ -242,6 +243,7 @@ class PPOTrainer:
         self.phases = StepPhases(self.config, groups, self.reward_fn)
         if streams_groups(self.config):
             self.phases, self.rollout_wg = stream_groups(self.config, groups, self.reward_fn)
+        self.additions = open_step_additions(self.config, self.tokenizer)
         self.saver = CheckpointSaver(
             self.run_dir,
             groups.by_checkpoint_folder(),
@@ -370,6 +372,8 @@ class PPOTrainer:
                 with timer("update_critic"):
                     metrics |= self.critic_wg.update_critic(samples)
             if self.global_steps > self.config.trainer.critic_warmup:
+                samples, added = add_all(self.additions, samples, self.actor_rollout_wg, timer)
+                metrics |= added
                 with timer("update_actor"):
                     metrics |= phases.update_actor(samples)
             with timer("update_weights"):

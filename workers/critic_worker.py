@@ -58,7 +58,7 @@ class CriticWorker(TrainingWorker):
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=VALUE_UPDATE_FIELDS,
-        further_reads="probe_fields",
+        further_reads="further_fields",
         ranks_per_chunk="ranks_per_sequence",
     )
     def update_critic(self, data: DataProto) -> dict[str, float]:

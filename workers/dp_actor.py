@@ -1,9 +1,9 @@
 """The policy of one rank: log-probs of responses, and the losses of an update.
 
 What people change first stands in `micro_loss`: policy loss, entropy bonus, KL loss, values,
-observations, one after the other. A field of the batch that a loss is to read is named in
-workers/model/loss_fields.py; the loops over mini-batches and micro-batches, and the optimiser's
-step, stand in workers/model/update_loop.py.
+observations, features' terms (workers/model/loss_terms.py), one after the other. A field of the
+batch that a loss is to read is named in workers/model/loss_fields.py; the loops over mini-batches
+and micro-batches, and the optimiser's step, stand in workers/model/update_loop.py.
 
 Invariant: the gradient of a mini-batch does not depend on how it is split into micro-batches; every
 mean is a sum divided by the count of the whole mini-batch, which is passed down.
@@ -32,11 +32,13 @@ from training.core_algos import GlobalBatchInfo
 from workers.dp_critic import value_loss
 from workers.model.forward_settings import ForwardSettings
 from workers.model.loss_fields import (
+    CANDIDATES,
     FORWARD_FIELDS,
     LossFields,
     loss_fields,
     with_forward_fields,
 )
+from workers.model.loss_terms import TERM_COUNTS, LossTerms
 from workers.model.micro_batches import iter_micro_batches, scatter_tokens
 from workers.model.packing import ForwardBatch
 from workers.model.policy_model import PolicyModel
@@ -65,6 +67,7 @@ class DataParallelPPOActor(UpdateLoop):
         forward: compute type, device and packing.
         critic: `critic`, whose loss and its weight are those of a `PolicyValueModel`'s values.
         probes: what measures its updates.
+        terms: what features add to its loss.
     """
 
     name = "actor"
@@ -80,6 +83,7 @@ class DataParallelPPOActor(UpdateLoop):
         forward: ForwardSettings | None = None,
         critic: CriticConfig | None = None,
         probes: UpdateProbes | None = None,
+        terms: LossTerms | None = None,
     ) -> None:
         if not isinstance(actor_module, PolicyModel):
             actor_module = PolicyModel(actor_module)
@@ -88,6 +92,7 @@ class DataParallelPPOActor(UpdateLoop):
         self.correction = correction or RolloutCorrectionConfig()
         self.observation_loss_coef = observation_loss_coef
         self.critic_config = critic or CriticConfig()
+        self.terms = terms or LossTerms()
         super().__init__(
             config,
             actor_module,
@@ -142,7 +147,7 @@ class DataParallelPPOActor(UpdateLoop):
         plan = plan or self.default_plan(len(data))
         if plan.updates > 1 and not self.correction.bypass_mode:
             data.require("old_log_probs", by="update_policy with several mini-batches")
-        return self.update(data, plan)
+        return self.update(self.terms.prepared(data), plan)
 
     def micro_loss(
         self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo
@@ -156,7 +161,9 @@ class DataParallelPPOActor(UpdateLoop):
         fields = loss_fields(micro, self.settings.device)
         mask = fields["response_mask"]  # (rows, response_len), as all that follows
         entropy_mode: EntropyMode = "grad" if config.entropy_coeff else "value"
-        log_prob, entropy, *values = self.micro_forward(micro, inputs, entropy_mode)
+        log_prob, entropy, *others = self.micro_forward(micro, inputs, entropy_mode)
+        candidates = others.pop() if micro.meta_info.get(CANDIDATES) else None
+        values = others[0] if others else None
         outputs = {"log_prob": log_prob, "entropy": entropy}
 
         weight_metrics = {}
@@ -186,18 +193,36 @@ class DataParallelPPOActor(UpdateLoop):
             metrics.update(self._measure_routing(inputs, mask, counts))
 
         # Where the policy's model has values (critic.share_backbone).
-        if values:
-            critic_loss, critic_metrics = value_loss(values[0], fields, self.critic_config, counts)
+        if values is not None:
+            critic_loss, critic_metrics = value_loss(values, fields, self.critic_config, counts)
             loss = loss + self.critic_config.value_loss_coef * critic_loss
             metrics.update(critic_metrics)
-            outputs["values"] = values[0]
+            outputs["values"] = values
 
         if self.observation_loss_coef:
             observation_loss = self._observation_loss(log_prob, fields, micro)
             loss = loss + self.observation_loss_coef * observation_loss * ranks
             metrics["actor/observation_loss"] = observation_loss
 
+        if self.terms:
+            of_terms, term_metrics = self.terms.add(
+                micro, fields, outputs, candidates, self.settings.device
+            )
+            loss = loss + of_terms
+            metrics.update(term_metrics)
+
         return MicroLoss(loss, metrics, fields, outputs)
+
+    def _further_counts(self, rows: DataProto) -> dict[str, Any]:
+        """Counts what the terms of the loss divide by."""
+        if not self.terms:
+            return {}
+        return {TERM_COUNTS: self.terms.counts(rows, self.settings.sequence_ranks)}
+
+    def _has_something(self, counts: GlobalBatchInfo, rows: DataProto) -> bool:
+        """Checks whether the policy's loss has a token, or a term of the loss counts anything."""
+        counted = rows.meta_info.get(TERM_COUNTS, {}).values()
+        return super()._has_something(counts, rows) or any(counted)
 
     def _measure_routing(
         self, inputs: ForwardBatch, mask: Tensor, counts: GlobalBatchInfo

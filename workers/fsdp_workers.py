@@ -26,6 +26,7 @@ from workers.dp_actor import DataParallelPPOActor
 from workers.model import state as model_state
 from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
+from workers.model.companion import ASKED, open_companions
 from workers.model.forward_settings import ForwardSettings, forward_settings
 from workers.model.lora import adapter_export, without_adapters
 from workers.model.loss_fields import (
@@ -34,6 +35,7 @@ from workers.model.loss_fields import (
     POLICY_FORWARD_FIELDS,
     POLICY_UPDATE_FIELDS,
 )
+from workers.model.loss_terms import open_loss_terms
 from workers.model.packing_check import check_forward, check_training
 from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.model.probe_set import ReadProbes, SyncProbes
@@ -108,7 +110,11 @@ class ActorRolloutRefWorker(TrainingWorker):
             forward=settings,
             critic=self.config.critic,
             probes=self.probes,
+            terms=open_loss_terms(self.config),
         )
+        self.companions = open_companions(self.config, self)
+        for companion in self.companions.values():
+            companion.begin()
 
     def _init_reference(self) -> None:
         spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)
@@ -371,6 +377,13 @@ class ActorRolloutRefWorker(TrainingWorker):
             measured = self.ref_probes.read(self.ref.module)
         return DataProto.from_dict(tensors={"ref_log_prob": log_probs}, meta_info=dict(measured))
 
+    @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_sequence")
+    def ask_companion(self, data: DataProto) -> DataProto:
+        """Asks the companion that meta_info names about rows."""
+        companion = self.companions[data.meta_info[ASKED]]
+        with self._on_device():
+            return companion.read(self._with_temperature(data))
+
     def _with_temperature(self, data: DataProto) -> DataProto:
         """Adds the temperature of sampling.
 
@@ -381,10 +394,18 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     # --- Updates ---
 
+    @register(Dispatch.RANK_ZERO)
+    def further_fields(self) -> tuple[str, ...]:
+        """Lists the fields that updates need beside those that losses read.
+
+        They are those of probes and of the loss's terms.
+        """
+        return (*super().further_fields(), *self.actor.terms.fields())
+
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=POLICY_UPDATE_FIELDS,
-        further_reads="probe_fields",
+        further_reads="further_fields",
         ranks_per_chunk="ranks_per_sequence",
     )
     def update_actor(self, data: DataProto) -> dict[str, float]:
@@ -395,7 +416,7 @@ class ActorRolloutRefWorker(TrainingWorker):
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=POLICY_AND_VALUE_UPDATE_FIELDS,
-        further_reads="probe_fields",
+        further_reads="further_fields",
         ranks_per_chunk="ranks_per_sequence",
     )
     def update_actor_and_values(self, data: DataProto) -> dict[str, float]:
@@ -405,7 +426,7 @@ class ActorRolloutRefWorker(TrainingWorker):
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=POLICY_UPDATE_FIELDS,
-        further_reads="probe_fields",
+        further_reads="further_fields",
         ranks_per_chunk="ranks_per_sequence",
     )
     def add_groups(self, data: DataProto) -> None:

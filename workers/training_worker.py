@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
@@ -19,6 +19,7 @@ from training.config.checks import load_custom_algorithm
 from workers.model import state as model_state
 from workers.model.builder import find_device
 from workers.model.checkpoint_writer import CheckpointWriter
+from workers.model.companion import Companion
 from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.model.probe_set import UpdateProbes
 from workers.model.probes_of_run import open_probes
@@ -38,16 +39,19 @@ class TrainingWorker:
         module: the part of it that trains, and that is saved.
         probes: what measures updates.
         tokenizer: what a Hugging Face folder is written with, where a checkpoint is to have one.
+        companions: what features keep beside the model, by name.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
     plan: UpdatePlan
+    companions: dict[str, Companion]
     section: ActorConfig | CriticConfig
 
     def __init__(self, config: PPOConfig) -> None:
         self.config = config
         self.device = find_device(config.trainer.device)
         self.probes = UpdateProbes()
+        self.companions = {}
         # A rank's process has registered none of the driver's.
         if config.custom_algorithm:
             load_custom_algorithm(config.custom_algorithm)
@@ -82,7 +86,9 @@ class TrainingWorker:
     def save_checkpoint(self, folder: str) -> None:
         """Begins to save; `checkpoint_written` tells when it is done."""
         contents = self.section.checkpoint.save_contents
-        model_state.save(self.writer, Path(folder), self.state, contents, self.tokenizer)
+        model_state.save(
+            self.writer, Path(folder), self.state, contents, self.tokenizer, self._beside()
+        )
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self, wait: bool) -> bool:
@@ -98,6 +104,13 @@ class TrainingWorker:
             self.section.checkpoint.load_contents,
             other_optimizer=self.config.trainer.resume_with_changes,
         )
+        for name, tensors in self._beside().items():
+            if not model_state.load_beside(Path(folder), name, tensors):
+                self.companions[name].begin()
+
+    def _beside(self) -> dict[str, dict[str, Tensor]]:
+        """Returns the tensors of the companions, by their names."""
+        return {name: companion.tensors() for name, companion in self.companions.items()}
 
     @register(Dispatch.RANK_ZERO)
     def ranks_per_sequence(self) -> int:
@@ -105,8 +118,8 @@ class TrainingWorker:
         return self.config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
 
     @register(Dispatch.RANK_ZERO)
-    def probe_fields(self) -> tuple[str, ...]:
-        """Lists the fields that the probes of updates need, beside those that losses read."""
+    def further_fields(self) -> tuple[str, ...]:
+        """Lists the fields that updates need beside those that losses read: their probes'."""
         return self.probes.fields()
 
     @register(Dispatch.ALL_TO_ALL)
@@ -127,6 +140,8 @@ class TrainingWorker:
             self._on_device(self.optimizer),
         ):
             metrics = update()
+            for companion in self.companions.values():
+                companion.updated()
         metrics[f"{prefix}/lr"] = float(self.optimizer.param_groups[0]["lr"])
         self.scheduler.step()
         return metrics

@@ -24,6 +24,7 @@ from training.core_algos import GlobalBatchInfo
 from workers import dp_actor
 from workers.dp_actor import DataParallelPPOActor, policy_loss_config
 from workers.model.forward_settings import ForwardSettings
+from workers.model.loss_terms import LossTerms
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
 COUNTS = GlobalBatchInfo(
@@ -61,6 +62,7 @@ class WithoutModel(DataParallelPPOActor):
         self.observation_loss_coef = given.get("observation_loss_coef", 0.0)
         self.critic_config = given.get("critic", CriticConfig())
         self.settings = ForwardSettings()
+        self.terms = given.get("terms", LossTerms())
 
     def micro_forward(self, *_: Any) -> list[Tensor]:
         return self.outputs

@@ -42,7 +42,7 @@ def test_an_update_is_sent_the_forward_pass_fields_and_every_listed_field_once()
     for name, (reads, expected) in sent.items():
         assert set(reads) == expected and len(reads) == len(expected), name
         registered = critic if name == "update_critic" else actor
-        assert registered[name].further_reads == "probe_fields", "and what probes need"
+        assert registered[name].further_reads == "further_fields", "and what probes need"
 
 
 def test_a_loss_finds_the_listed_fields_that_the_batch_has_and_no_others() -> None:

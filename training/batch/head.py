@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy, embedding, linear
+from torch.utils.checkpoint import checkpoint
 
 from training.core_algos.masked_ops import at_least_float32
 
@@ -304,6 +305,99 @@ def head_log_probs(
     """
     states, weight, bias = in_compute_type(states, weight, bias)
     return _HeadLogProbs.apply(states, weight, bias, labels, form, entropy, chunk, penalty)
+
+
+class LabelLogProbs(NamedTuple):
+    """Holds labels (tokens,) int64 and their log-probs (tokens,) of `head_log_probs`."""
+
+    labels: Tensor
+    log_probs: Tensor
+
+
+def candidate_log_probs(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    known: LabelLogProbs,
+    candidates: Tensor,
+    form: LogitForm,
+    penalty: Tensor | None = None,
+    chunk: int = 1 << 27,
+) -> Tensor:
+    """Computes log-probs of further words as continuations of the same states: (tokens, K) float32.
+
+    No logits but those of the words are made: the softmax's denominator is known from the labels,
+
+        log p(word) = z(word) - z(label) + log p(label),
+
+    which is differentiable in all three. Some rows are computed at a time, and once more in the
+    backward pass.
+
+    Args:
+        states, weight, bias, form, penalty: as of `head_log_probs`.
+        candidates: (tokens, K) int64, the words.
+        chunk: how many numbers of words' weights exist at a time.
+    """
+    states, weight, bias = in_compute_type(states, weight, bias)
+    ids = torch.cat([known.labels[:, None], candidates], dim=1)  # (tokens, 1 + K)
+    rows = max(1, chunk // (ids.shape[1] * weight.shape[1]))
+    parts = []
+    for start in range(0, max(len(ids), 1), rows):
+        some = slice(start, start + rows)
+        arguments = (states[some], weight, bias, ids[some], form, penalty)
+        parts.append(checkpoint(_logits_of_words, *arguments, use_reentrant=False))
+    logits = torch.cat(parts)
+    return logits[:, 1:] - logits[:, :1] + known.log_probs[:, None]
+
+
+@torch.no_grad()
+def top_log_probs(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    form: LogitForm,
+    k: int,
+    penalty: Tensor | None = None,
+    chunk: int = 1 << 27,
+) -> tuple[Tensor, Tensor]:
+    """Finds the likeliest words of each state: log-probs (tokens, k) float32, and ids, int64.
+
+    The likeliest comes first. All words come where the vocabulary has no more than k. Arguments are
+    those of `head_log_probs`.
+    """
+    states, weight, bias = in_compute_type(states, weight, bias)
+    kept = min(k, len(weight))
+    found = []
+    ids = []
+    for rows in _slices(len(states), chunk // len(weight)):
+        logits = form.logits(linear(states[rows], weight, bias))
+        if penalty is not None:
+            logits.add_(penalty)
+        top = logits.topk(kept, dim=-1)
+        found.append(top.values - logits.logsumexp(-1, keepdim=True))
+        ids.append(top.indices)
+    if not found:
+        nothing = torch.zeros(0, kept, device=states.device)
+        return nothing, nothing.long()
+    return torch.cat(found), torch.cat(ids)
+
+
+def _logits_of_words(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    ids: Tensor,
+    form: LogitForm,
+    penalty: Tensor | None,
+) -> Tensor:
+    """Computes the logits of words (tokens, words of each): the same shape, at least float32."""
+    products = torch.einsum("th,twh->tw", states, embedding(ids, weight))
+    if bias is not None:
+        products = products + bias[ids]
+    logits = products.to(torch.promote_types(products.dtype, torch.float32)) / form.divisor
+    if form.cap is not None:
+        logits = form.cap * torch.tanh(logits / form.cap)
+    return logits if penalty is None else logits + penalty[ids]
 
 
 def in_compute_type(*tensors: Any) -> tuple[Any, ...]:

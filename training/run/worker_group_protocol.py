@@ -110,6 +110,10 @@ class PolicyGroup(TrainedGroup, ReferenceGroup, PlayingGroup, Protocol):
         """Makes a step's updates of a policy that has the values too."""
         ...
 
+    def ask_companion(self, data: DataProto) -> DataProto:
+        """Asks what a feature keeps beside the policy about rows; meta_info names it."""
+        ...
+
     def add_groups(self, data: DataProto) -> None:
         """Adds the gradient of some of a step's groups."""
         ...

@@ -1,8 +1,8 @@
 """Defines the reply of one call to an environment, and its form between processes.
 
 Invariant: whatever a call did, a `StepReply` comes back, and a worker that is gone raises
-`WorkerLost`. Only numbers, the records of tool calls and the task's name are kept of a step's
-`info`. Replies travel as JSON behind the number of their request, and are read as data.
+`WorkerLost`. Only numbers, short texts, the records of tool calls and the task's name are kept of
+a step's `info`. Replies travel as JSON behind the number of their request, and are read as data.
 """
 
 import math
@@ -16,7 +16,13 @@ from typing import Any, ClassVar, Literal, Protocol
 from pydantic import TypeAdapter
 
 from custom.env import Message
-from custom.env_calls import MAX_ERROR_CHARS, check_observation, check_reward, describe
+from custom.env_calls import (
+    MAX_ERROR_CHARS,
+    check_observation,
+    check_reward,
+    cut_middle,
+    describe,
+)
 from custom.model_usage import Counts, checked_counts
 from custom.trial import Trial
 from data.texts import printable
@@ -25,9 +31,13 @@ Call = Literal["build", "trial", "reset", "step", "finish", "close", "run", "ans
 # reward_fault: a reward function failed, which ends the run.
 Failure = Literal["", "env_crash", "env_timeout", "reward_fault"]
 
-# So many numbers of a step's info are kept, with names of at most this length.
+# So many numbers and texts of a step's info are kept, with names of at most this length; of a long
+# text its middle is left out.
 MAX_NUMBERS = 32
+MAX_TEXTS = 8
+MAX_TEXT_CHARS = 8_000
 MAX_NAME_CHARS = 64
+TASK = "task"
 MAX_TOOL_NAME_CHARS = 200
 # The kind of a failed call's error that its record does not name.
 UNNAMED_ERROR = "unnamed"
@@ -50,6 +60,7 @@ class StepReply:
         tool_calls: name, ok, error_kind and seconds of each; raised, where a tool's code did, and
             chars_left_out, where its result was cut.
         info: the numbers of a step's info.
+        texts: the texts of a step's info, such as a hint, but for the task's name.
         task: what a step's info calls the task that is played; "": nothing.
         anchor: `environment.anchor()`, the state that the next turn begins in; None where the class
             has none.
@@ -71,6 +82,7 @@ class StepReply:
     done: bool = False
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     info: dict[str, float] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     task: str = ""
     anchor: str | None = None
     tools: list[dict[str, Any]] | None = None
@@ -209,9 +221,23 @@ def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     return finite
 
 
+def texts(info: Mapping[str, Any]) -> dict[str, str]:
+    """Takes from a step's info its first MAX_TEXTS texts, each of MAX_TEXT_CHARS at most.
+
+    The task's name is none of them, and those under overly long names are left out.
+    """
+    found: dict[str, str] = {}
+    for key, value in info.items():
+        if not isinstance(key, str) or len(key) > MAX_NAME_CHARS or key == TASK:
+            continue
+        if isinstance(value, str) and len(found) < MAX_TEXTS:
+            found[printable(key)] = cut_middle(printable(value), MAX_TEXT_CHARS)
+    return found
+
+
 def task_name(info: Mapping[str, Any]) -> str:
     """Returns what a step's info calls its task, in MAX_NAME_CHARS; "" where it has no name."""
-    name = info.get("task")
+    name = info.get(TASK)
     return printable(name[:MAX_NAME_CHARS]) if isinstance(name, str) else ""
 
 
@@ -250,6 +276,7 @@ def read_reply(answer: bytes) -> StepReply:
             reply,
             tool_calls=tool_calls(vars(reply)),
             info=numbers(reply.info),
+            texts=texts(reply.texts),
             task=task_name(vars(reply)),
             strays=max(0, reply.strays),
             usage=checked_counts(reply.usage),

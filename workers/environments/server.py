@@ -27,6 +27,7 @@ from workers.environments.reply import (
     numbered,
     numbers,
     task_name,
+    texts,
     tool_calls,
     write_reply,
 )
@@ -127,6 +128,7 @@ class EnvServer:
             replaces_history=isinstance(messages, NewHistory),
             tool_calls=tool_calls(info),
             info=numbers(info),
+            texts=texts(info),
             task=task_name(info),
             anchor=None if done else self._anchor(),
             reward=float(reward),

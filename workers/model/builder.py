@@ -283,10 +283,12 @@ def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:
     return output.to(torch.get_autocast_dtype(output.device.type))
 
 
-def require_same_vocabulary(policy: ModelSpec, teacher: ModelSpec) -> None:
-    """Raises ValueError unless token ids mean the same to both models."""
+def require_same_vocabulary(
+    policy: ModelSpec, teacher: ModelSpec, key: str = "actor_rollout_ref.ref.model.path"
+) -> None:
+    """Raises ValueError, with the teacher's key, unless token ids mean the same to both models."""
     if policy.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
         raise ValueError(
-            f"actor_rollout_ref.ref.model.path={teacher.path} has another vocabulary than "
-            f"{policy.path}; a teacher must read the policy's tokens: take one of the same family"
+            f"{key}={teacher.path} has another vocabulary than {policy.path}; a teacher must "
+            "read the policy's tokens: take one of the same family"
         )

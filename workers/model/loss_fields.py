@@ -2,8 +2,8 @@
 
 What a rank is sent (`@register(reads=...)` in workers/fsdp_workers.py), what is cut into
 micro-batches, and what a loss finds in its `fields` all follow from it. A batch need not have every
-field: a loss looks with `fields.get`, or demands it with `data.require`. What probes need beside
-them they name themselves (`UpdateProbe.fields`).
+field: a loss looks with `fields.get`, or demands it with `data.require`. What probes and features'
+terms of the loss need beside them they name themselves (`UpdateProbe.fields`, `LossTerm.fields`).
 
 Example: weights of tokens that the trainer computes and the policy's loss multiplies with. Three
 places change:
@@ -28,6 +28,12 @@ LossFields = dict[str, Tensor]
 
 # What a forward pass reads: the tokens, and which of them were sampled.
 FORWARD_FIELDS: tuple[str, ...] = ("prompts", "responses", "response_mask", "attention_mask")
+
+# meta_info of a batch whose passes compute more than sampled tokens' log-probs (loss_terms.py):
+# names of fields (B, response_len), 1 on further tokens to be predicted; and of fields
+# (B, response_len, K) of token ids whose log-probs are wanted beside the sampled token's.
+PREDICTED = "predicted_fields"
+CANDIDATES = "candidate_fields"
 
 # What the policy's passes read beside them, as far as a batch has it.
 POLICY_FORWARD_FIELDS = (*FORWARD_FIELDS, "routed_experts")

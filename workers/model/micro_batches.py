@@ -14,6 +14,7 @@ from data.watchdog import beat
 from training.batch.micro_batches import plan_padded
 from training.config import MicroBatching
 from workers.model.forward_settings import ForwardSettings
+from workers.model.loss_fields import CANDIDATES, PREDICTED
 from workers.model.packing import ForwardBatch, RowTokens, build_forward_batch, row_tokens
 from workers.model.sequences import to_device
 from workers.model.shared_prefix import MicroBatch, PackedRow, order_rows, plan_packed
@@ -57,7 +58,8 @@ def iter_micro_batches(
         first = plan[-1][0]
         rows = torch.tensor([first.row])
         micro = data.select_idxs(rows)
-        micro.batch["response_mask"] = torch.zeros_like(micro.batch["response_mask"])
+        for name in ("response_mask", *micro.meta_info.get(PREDICTED, ())):
+            micro.batch[name] = torch.zeros_like(micro.batch[name])
         nothing_sampled = tokens[first.row].without_sampled()
         yield rows[:0], micro, _lay_out([nothing_sampled], [first], micro, settings)
         beat(PROGRESS)
@@ -70,16 +72,20 @@ def _lay_out(
     shared = [row.shared for row in planned]
     batch = build_forward_batch(rows, shared, settings, micro.batch["attention_mask"])
     batch.temperature = micro.meta_info.get("temperature", 1.0)
+    names = micro.meta_info.get(CANDIDATES, ())
+    if names:
+        ids = torch.cat([micro.batch[name] for name in names], dim=-1)  # (rows, response_len, K)
+        batch.candidates = ids[batch.rows, batch.columns].long()
     return to_device(batch, settings.device)
 
 
 def scatter_tokens(values: Tensor, inputs: ForwardBatch, shape: Sequence[int]) -> Tensor:
     """Scatters values (N,) to their places among zeros (rows, response_len); differentiable.
 
-    The ranks of a sequence-parallel group all get the whole, and must all compute the same loss
-    from it.
+    Values (N, K) give (rows, response_len, K). The ranks of a sequence-parallel group all get the
+    whole, and must all compute the same loss from it.
     """
-    zeros = values.new_zeros(tuple(shape))
+    zeros = values.new_zeros((*shape, *values.shape[1:]))
     scattered = zeros.index_put((inputs.rows, inputs.columns), values)
     if inputs.sequences is None or inputs.sequences.group is None:
         return scattered

@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from data.protocol import DataProto
 from workers.model.forward_settings import ForwardSettings
+from workers.model.loss_fields import PREDICTED
 from workers.model.router_replay import RouterPass, missing_choice
 from workers.model.sequences import Sequences
 from workers.model.shared_prefix import PackedRow, cut_segments
@@ -41,6 +42,7 @@ class ForwardBatch:
         sequences: of packed rows, or of a sequence-parallel group.
         temperature: of the distribution that the tokens were sampled from.
         router_pass: which experts each of the T * L tokens gets; None: the model's own choice.
+        candidates: (N, K) int64, token ids whose log-probs are wanted beside each sampled token's.
     """
 
     input_ids: Tensor
@@ -53,6 +55,7 @@ class ForwardBatch:
     sequences: Sequences | None = None
     temperature: float = 1.0
     router_pass: RouterPass | None = None
+    candidates: Tensor | None = None
 
     def model_inputs(self) -> dict[str, Any]:
         """Returns the keyword arguments of a transformers model."""
@@ -99,6 +102,8 @@ def row_tokens(data: DataProto, strip_padding: bool) -> list[RowTokens]:
     predicted = data.batch["response_mask"].bool() & real[:, prompt_length:]
     if "observation_mask" in data.batch:
         predicted = predicted | data.batch["observation_mask"].bool()
+    for name in data.meta_info.get(PREDICTED, ()):
+        predicted = predicted | data.batch[name].bool()
     sampled = torch.zeros_like(real)
     sampled[:, prompt_length:] = predicted
     kept = real if strip_padding else torch.ones_like(real)

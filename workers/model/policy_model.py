@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from training.batch.head import BANNED, EntropyMode, head_log_probs
+from training.batch.head import (
+    BANNED,
+    EntropyMode,
+    LabelLogProbs,
+    candidate_log_probs,
+    head_log_probs,
+    top_log_probs,
+)
 from workers.model.logit_form import logit_form
 from workers.model.packing import ForwardBatch
 from workers.model.router_replay import routed
@@ -112,14 +119,18 @@ class PolicyModel(nn.Module):
         self.training = mode
         return self
 
-    def forward(self, batch: ForwardBatch, entropy: EntropyMode = "none") -> list[Tensor]:
+    def forward(
+        self, batch: ForwardBatch, entropy: EntropyMode = "none", top: int = 0
+    ) -> list[Tensor]:
         """Computes log-probs and what else is asked for of the sampled tokens.
 
         Args:
             entropy: "value" adds entropies, "grad" entropies with a gradient, "squares" entropies
                 and sums of the vocabulary's squared probabilities.
-        Returns: (N,) float32 each: log-probs; entropies; squares; last the values, where the model
-            has any.
+            top: so many of each state's likeliest words are returned, without a gradient.
+        Returns: (N,) float32 each: log-probs; entropies; squares; the values, where the model has
+            any; then (N, K) log-probs of the candidates, where the batch names any; last, with
+            `top`, log-probs and ids of the likeliest words, (N, top) each, or all words there are.
         """
         with routed(batch.router_pass):
             # (T, L, hidden)
@@ -131,15 +142,17 @@ class PolicyModel(nn.Module):
             )
         states = hidden.flatten(0, 1)[batch.logit_positions]  # (N, hidden)
         head = self.lm.get_output_embeddings()
+        form = logit_form(self.lm, batch.temperature)
+        penalty = self._penalty_on(head.weight)
         log_probs, entropies = head_log_probs(
             states,
             head.weight,
             head.bias,
             batch.labels,
-            logit_form(self.lm, batch.temperature),
+            form,
             entropy=entropy,
             chunk=LOGITS_CHUNK_BYTES // 2,
-            penalty=self._penalty_on(head.weight),
+            penalty=penalty,
         )
         outputs = [log_probs]
         if entropies is not None:
@@ -147,6 +160,15 @@ class PolicyModel(nn.Module):
             outputs.extend(torch.atleast_2d(entropies))
         if self.value_head is not None:
             outputs.append(self.value_head(states).float().squeeze(-1))
+        if batch.candidates is not None:
+            known = LabelLogProbs(batch.labels, log_probs)
+            outputs.append(
+                candidate_log_probs(
+                    states, head.weight, head.bias, known, batch.candidates, form, penalty=penalty
+                )
+            )
+        if top:
+            outputs.extend(top_log_probs(states, head.weight, head.bias, form, top, penalty))
         return outputs
 
     def _penalty_on(self, weight: Tensor) -> Tensor | None:

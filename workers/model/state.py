@@ -4,6 +4,7 @@
     model        FOLDER/model/              DCP: the weights; with LoRA the adapters alone
     optimizer    FOLDER/optimizer/          DCP: AdamW's moments
     extra        FOLDER/scheduler.json      the place of the schedule
+    model        FOLDER/beside/NAME/        DCP: what a feature keeps beside it (companion.py)
     (always)     FOLDER/huggingface/        config and tokenizer, where there is a tokenizer
     hf_model     FOLDER/huggingface/        the same folder, with the weights
                  FOLDER/adapter/            of a policy with LoRA: peft's
@@ -50,6 +51,8 @@ State: TypeAlias = tuple[nn.Module, Optimizer, LRScheduler]
 
 # Where the parts that are loaded lie in a checkpoint's folder.
 PARTS = {"model": "model", "optimizer": "optimizer", "extra": "scheduler.json"}
+# The folder of what stands beside the model.
+BESIDE = "beside"
 # The optimiser's state by the parameters' names.
 FLAT = dcp_state.StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -60,11 +63,13 @@ def save(
     state: State,
     contents: Collection[str],
     tokenizer: Tokenizer | None = None,
+    beside: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> None:
     """Begins to write the parts in `contents` below `folder`; `writer` goes on by itself.
 
     The parts are model, optimizer and extra. With a tokenizer the Hugging Face folder comes with
-    them, whose weights are the part hf_model.
+    them, whose weights are the part hf_model. What stands beside the model, by name, comes with the
+    part model.
     """
     module, optimizer, scheduler = state
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +77,9 @@ def save(
     write_others: list[Callable[[], object]] = []
     if "model" in contents:
         tensors_by_folder[folder / PARTS["model"]] = model_tensors(module)
+        for name, tensors in (beside or {}).items():
+            if tensors:
+                tensors_by_folder[folder / BESIDE / name] = dict(tensors)
     if "optimizer" in contents:
         tensors_by_folder[folder / PARTS["optimizer"]] = optimizer_tensors(module, optimizer)
     if "extra" in contents:
@@ -109,6 +117,29 @@ def load(
         _load_fitting_optimizer(module, optimizer, folder / PARTS["optimizer"], other_optimizer)
     if "extra" in contents:
         _load_scheduler(scheduler, folder)
+
+
+def load_beside(folder: Path, name: str, tensors: dict[str, Tensor]) -> bool:
+    """Reads what a feature keeps beside the model into its tensors, in place.
+
+    Returns: whether the checkpoint has it; where it has not, the first rank says so.
+
+    Raises:
+        DoesNotFit: it was saved of another model.
+    """
+    if not tensors:
+        return True
+    place = folder / BESIDE / name
+    if not place.is_dir():
+        if rank() == 0:
+            logger.warning(
+                "%s holds no %s, which was saved without it: it begins from the policy's weights",
+                folder,
+                place.relative_to(folder),
+            )
+        return False
+    _load_tensors(tensors, place)
+    return True
 
 
 def _load_scheduler(scheduler: LRScheduler, folder: Path) -> None:

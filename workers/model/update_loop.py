@@ -162,6 +162,7 @@ class UpdateLoop(ABC):
             rows.meta_info["mini_batch"] = number
             if "observation_mask" in rows.batch:
                 rows.meta_info["observation_tokens"] = self._count_observed(rows)
+            rows.meta_info |= self._further_counts(rows)
             mini = MiniBatch(
                 counts=self._count(rows),
                 rows=rows,
@@ -173,7 +174,7 @@ class UpdateLoop(ABC):
             self._show_gradient(mini, rows.meta_info)
             self._step(
                 sums,
-                has_tokens=bool(mini.counts["batch_num_tokens"]),
+                has_tokens=self._has_something(mini.counts, rows),
                 weight=mini.weight,
                 where=f"step {step}, mini-batch {number + 1} of {plan.updates}",
             )
@@ -241,6 +242,14 @@ class UpdateLoop(ABC):
         """Counts the tokens of observations over all ranks."""
         observed = sum_over_ranks(rows.batch["observation_mask"].sum())
         return int(observed) // self.settings.sequence_ranks
+
+    def _further_counts(self, rows: DataProto) -> dict[str, Any]:
+        """Counts what else losses divide by, in a mini-batch: entries of its meta_info."""
+        return {}
+
+    def _has_something(self, counts: GlobalBatchInfo, rows: DataProto) -> bool:
+        """Checks whether a mini-batch has anything to learn from, on any rank."""
+        return bool(counts["batch_num_tokens"])
 
     def _begin(self, mini: MiniBatch) -> None:
         """Begins a mini-batch, without any gradient."""

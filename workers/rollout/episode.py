@@ -76,6 +76,13 @@ class Seam(NamedTuple):
     fault: str = ""
 
 
+class PromptSource(NamedTuple):
+    """Holds what a prompt was rendered from."""
+
+    messages: list[Message]
+    tools: Tools = None
+
+
 @dataclass(kw_only=True)
 class Row:
     """Holds one training row while it grows, in eight bytes a token of the response.
@@ -88,6 +95,7 @@ class Row:
         reward_at: a reward by its position in the response.
         speaker: whose turns they are.
         seam: where a new context begins with the row; None: it does not.
+        source: what its prompt was rendered from; None: nobody knows.
         routed_experts: the engine's choices for the row's tokens from the first on, as far as it
             said; see `Completion`. A token keeps those of the turn in which it was computed first.
     """
@@ -99,6 +107,7 @@ class Row:
     reward_at: dict[int, float] = field(default_factory=dict)
     speaker: Speaker = NOBODY
     seam: Seam | None = None
+    source: PromptSource | None = field(default=None, compare=False, repr=False)
     routed_experts: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -412,7 +421,8 @@ def begin_row(
     episode.initial_messages = messages
     episode.messages = list(messages)
     prompt = conversation.prompt()
-    episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length]))
+    source = PromptSource(messages, conversation.tools)
+    episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length], source=source))
     return len(prompt) <= limits.prompt_length
 
 

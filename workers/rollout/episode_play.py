@@ -29,6 +29,7 @@ from workers.rollout.episode import (
     EnvironmentGone,
     Episode,
     Play,
+    PromptSource,
     Request,
     Row,
     Sample,
@@ -210,7 +211,9 @@ class Playing:
             raise Ended("overflow", "")
         self.episode.row.append_tokens(joined.token_ids)
         if rewritten_prompt is not None:
-            self.episode.rows.append(Row(prompt_ids=rewritten_prompt))
+            whole = [*self.context.messages, *self.context.reply]
+            source = PromptSource(whole, self.tools)
+            self.episode.rows.append(Row(prompt_ids=rewritten_prompt, source=source))
 
     # Contexts.
 
@@ -310,7 +313,8 @@ class Playing:
         row = episode.row
         added = len(joined.token_ids)
         if joined.rewritten is not None:
-            row = Row(prompt_ids=joined.rewritten)
+            whole = [*self.context.messages, *writing.messages]
+            row = Row(prompt_ids=joined.rewritten, source=PromptSource(whole, self.tools))
         room = min(self.limits.whole_room(row), self.limits.left(episode)) - added
         if room <= 0 or len(row.prompt_ids) > self.limits.prompt_length:
             return Written("", 0)
@@ -362,7 +366,8 @@ class Playing:
             tokens=len(row.prompt_ids) + len(row.ids),
             fault=new.fault,
         )
-        self.episode.rows.append(Row(prompt_ids=prompt, seam=seam))
+        source = PromptSource(list(new.messages), self.tools)
+        self.episode.rows.append(Row(prompt_ids=prompt, seam=seam, source=source))
         self.context = Context(
             conversation=conversation,
             reply=list(new.messages),

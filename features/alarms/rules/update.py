@@ -403,11 +403,10 @@ def constant_values(seen: SeenStep) -> Iterator[Finding]:
 )
 def misled_gradient(seen: SeenStep) -> Iterator[Finding]:
     """Finds a gradient that does not go where the advantages, or the returns, point."""
-    config = seen.config
     metrics = seen.metrics
-    has_other_terms = (
-        config.actor_rollout_ref.actor.use_kl_loss or config.agent.observation_loss_coef > 0
-    )
+    # Such as a KL, observations, and terms that features bring.
+    losses = {name for name in metrics if name.startswith("actor/") and name.endswith("_loss")}
+    has_other_terms = bool(losses - {"actor/pg_loss"})
     least = LEAST_ALIGNMENT_WITH_OTHERS if has_other_terms else LEAST_ALIGNMENT
     alignment = metrics.get("actor/gradient_alignment", 1.0)
     if alignment < least:

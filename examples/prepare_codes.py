@@ -1,0 +1,106 @@
+"""Makes what configs/codes.yaml trains: a tokenizer of whole words and a two-layer Llama.
+
+    python examples/prepare_codes.py
+
+The Llama is warmed up on answers of a player who knows no code: any two digits, but where the
+question ends with a hint, the first digit is the hint's. So it knows the form, and how a hint is
+read, and no code. Invariant: the folder is there only when it is complete; equal seeds give equal
+models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+import torch
+from codes_game import ASKED, DIGITS, HINT, NAMES
+from prepare_tiny_prompts import CHAT_TEMPLATE, SPECIAL, completed, make_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch.nn.utils.rnn import pad_sequence
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+WORDS = ["system", "user", "assistant", *ASKED.split(), HINT, *DIGITS, *NAMES]
+BATCH = 64
+STEPS = 600
+LEARNING_RATE = 2e-3
+IGNORED = -100
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Makes a tokenizer of whole words, with a chat template."""
+    words = SPECIAL + WORDS
+    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<|im_end|>",
+        unk_token="<unk>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def transcript(draw: random.Random) -> tuple[str, str]:
+    """Draws a question, with a hint or without, and an answer."""
+    question = f"{ASKED} {draw.choice(NAMES)}"
+    first, second = draw.choices(DIGITS, k=2)
+    if draw.random() < 0.5:
+        question = f"{question} {HINT} {first}"
+    return question, f"{first} {second}"
+
+
+def row_of(tokenizer: PreTrainedTokenizerFast, draw: random.Random) -> tuple[list[int], list[int]]:
+    """Returns a transcript's ids, and what is to be learnt of them: the answer."""
+    question, answer = transcript(draw)
+    asked = f"<|im_start|> user {question} <|im_end|> <|im_start|> assistant"
+    before = tokenizer.encode(asked, add_special_tokens=False)
+    behind = tokenizer.encode(f"{answer} <|im_end|>", add_special_tokens=False)
+    return before + behind, [IGNORED] * len(before) + behind
+
+
+def warm_up(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    draw: random.Random,
+    steps: int = STEPS,
+) -> None:
+    """Trains on transcripts, on answers only."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
+    for _ in range(steps):
+        rows = [row_of(tokenizer, draw) for _ in range(BATCH)]
+        # (BATCH, length); padding lies behind all that is learnt.
+        ids = pad_sequence([torch.tensor(row[0]) for row in rows], batch_first=True)
+        labels = pad_sequence(
+            [torch.tensor(row[1]) for row in rows], batch_first=True, padding_value=IGNORED
+        )
+        model(input_ids=ids, labels=labels, use_cache=False).loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def prepare(folder: Path, seed: int, steps: int = STEPS) -> None:
+    """Writes model/; a folder that is there is complete and stays."""
+    if folder.exists():
+        return
+    with completed(folder) as temporary:
+        torch.manual_seed(seed)
+        tokenizer = make_tokenizer()
+        model = make_model(tokenizer)
+        warm_up(model, tokenizer, random.Random(seed), steps)
+        model.save_pretrained(temporary / "model")
+        tokenizer.save_pretrained(temporary / "model")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("outputs/codes"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the warm-up")
+    args = parser.parse_args()
+    prepare(args.out, args.seed, args.steps)

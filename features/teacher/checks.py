@@ -1,0 +1,64 @@
+"""Checks the teacher against the rest of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from features.teacher.settings import EMA, POLICY, TeacherSettings
+from training.config.resources.models import missing_place
+from training.config.resources.user_code import loading_failure
+
+if TYPE_CHECKING:
+    from training.config.schema.ppo import PPOConfig
+
+BUILT_IN = ("hint", "feedback", "sibling")
+
+
+def config_problems(config: PPOConfig) -> Iterator[str]:
+    """Yields what is wrong with the teacher of this config."""
+    settings = config.section(TeacherSettings)
+    if settings.model is None:
+        return
+    if settings.model not in (POLICY, EMA):
+        missing = missing_place(settings.model)
+        if missing is not None:
+            yield (
+                f"teacher.model={settings.model}: {missing}; allowed: policy, ema, a model's "
+                "folder or a hub name"
+            )
+    if settings.context is not None:
+        yield from _context_problems(config, settings.context)
+    if config.trainer.train_finished_groups:
+        yield (
+            "teacher.model is set, and trainer.train_finished_groups=true makes the update group "
+            "by group, which the teacher does not see: set one of them to null or false"
+        )
+    if config.algorithm.use_pf_ppo:
+        yield (
+            "teacher.model is set, and algorithm.use_pf_ppo=true draws rows anew, some of them "
+            "several times: set one of them to null or false"
+        )
+
+
+def _context_problems(config: PPOConfig, context: str) -> Iterator[str]:
+    """Yields that a context cannot be asked."""
+    from data.loading import load_object
+
+    setting = f"teacher.context={context}"
+    if ":" not in context and context not in BUILT_IN:
+        yield f"{setting} must be one of {', '.join(BUILT_IN)}, or FILE.py:FUNCTION of yours"
+        return
+    if ":" in context:
+        failures = list(loading_failure(setting, load_object, context, "teacher.context"))
+        yield from failures
+        if not failures and not callable(load_object(context, "teacher.context")):
+            yield (
+                f"{setting} is no function: write `def NAME(row)`, which returns the messages that "
+                "the teacher reads (features/teacher/README.md)"
+            )
+    if not config.environments and not config.data.return_raw_chat:
+        yield (
+            f"{setting} reads the messages of the dataset's rows, which the batch does not keep: "
+            "set data.return_raw_chat=true"
+        )
