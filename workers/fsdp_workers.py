@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -54,7 +54,13 @@ Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
 
 
 class ActorRolloutRefWorker(TrainingWorker):
-    """Holds the policy as `role` says: trained, sampled from, and frozen as the reference."""
+    """Holds the policy as `role` says: trained, sampled from, and frozen as the reference.
+
+    Attributes:
+        actor_class: what reads and updates the policy; a subclass that learns otherwise names its.
+    """
+
+    actor_class: ClassVar[type[DataParallelPPOActor]] = DataParallelPPOActor
 
     def __init__(self, config: PPOConfig, role: Role) -> None:
         super().__init__(config)
@@ -99,7 +105,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         # Before the first step, and not hours later.
         if process_groups.rank() == 0:
             model_state.try_settings(model.trained, self.tokenizer)
-        self.actor = DataParallelPPOActor(
+        self.actor = self.actor_class(
             section,
             model,
             self.optimizer,
