@@ -70,6 +70,8 @@ class Feature:
         read_probes: "module:function", (config, role) -> list of `ReadProbe`, the role being "ref".
         sync_probes: "module:function", (config, spec, engine) -> list of `SyncProbe`; the engine is
             None where a rank has the policy alone.
+        further_rows: "module:function", (config, spec) -> list of `FurtherRows`, which every update
+            of the policy learns beside what was played; see workers/model/further_rows.py.
         modes: an option of the command line, such as --plan -> "module:function", which is called
             in place of training with the words of the command line and the signals that end it,
             and returns the exit code.
@@ -105,6 +107,7 @@ class Feature:
     probes: str | None = None
     read_probes: str | None = None
     sync_probes: str | None = None
+    further_rows: str | None = None
     modes: Mapping[str, str] = field(default_factory=dict)
     model_options: tuple[str, ...] = ()
     usage: str = ""

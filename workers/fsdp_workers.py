@@ -27,6 +27,7 @@ from workers.model import state as model_state
 from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
 from workers.model.forward_settings import ForwardSettings, forward_settings
+from workers.model.further_rows import open_further_rows
 from workers.model.lora import adapter_export, without_adapters
 from workers.model.loss_fields import (
     FORWARD_FIELDS,
@@ -115,6 +116,7 @@ class ActorRolloutRefWorker(TrainingWorker):
             critic=self.config.critic,
             probes=self.probes,
         )
+        self.actor.further_rows = open_further_rows(self.config, self.spec)
 
     def _init_reference(self) -> None:
         spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)

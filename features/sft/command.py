@@ -9,11 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.chat_templates import require_template
 from data.plain_state import CannotSave
 from data.watchdog import watching
-from features.sft.config import max_length_of
-from features.sft.data_files import BadData, RowReader
+from features.sft.data_files import BadData
+from features.sft.reading import row_reader
 from features.sft.settings import SFTSettings
 from features.sft.trainer import SFTTrainer, link_model
 from features.sft.turns import TrainedRow
@@ -25,21 +24,7 @@ from training.run.checkpoint_folders import CannotResume
 from training.run.exit_codes import MEND
 from training.run.leftovers import ends_leftovers
 from training.run.signals import EndingSignals
-from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec, find_device
-from workers.turn_reading import turn_tokens
-
-
-def row_reader(config: PPOConfig, spec: ModelSpec) -> RowReader:
-    """Makes what reads the rows, by the tokens of the policy's rollouts."""
-    require_template(spec.tokenizer, config.data.apply_chat_template_kwargs)
-    return RowReader(
-        settings=config.section(SFTSettings),
-        tokens=turn_tokens(config, spec.tokenizer, spec.eos_token_ids),
-        max_length=max_length_of(config),
-        vocabulary=spec.hf_config.get_text_config().vocab_size,
-        never_sampled=frozenset(banned_token_ids(config.actor_rollout_ref.rollout, spec)),
-    )
 
 
 def read_all(config: PPOConfig, spec: ModelSpec) -> tuple[list[TrainedRow], list[TrainedRow]]:
