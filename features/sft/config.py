@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from features.sft.settings import SFTSettings
 from training.config import PPOConfig
@@ -23,7 +23,7 @@ from training.config.schema.reward import CustomRewardFunctionConfig, RewardMode
 # The folder of its run, in that of the run that it is made for.
 FOLDER = "sft"
 # In actor.checkpoint.save_contents: the weights as transformers reads them.
-HF_MODEL = "hf_model"
+HF_MODEL: Literal["hf_model"] = "hf_model"
 
 
 def sft_folder(config: PPOConfig) -> Path:
@@ -53,7 +53,9 @@ def sft_config(config: PPOConfig, files: Sequence[str]) -> PPOConfig:
     quiet = build(config, _settings(config, named))
     policy = config.actor_rollout_ref
     checkpoint = policy.actor.checkpoint
-    contents = tuple(dict.fromkeys((*checkpoint.save_contents, HF_MODEL)))
+    contents = checkpoint.save_contents
+    if HF_MODEL not in contents:
+        contents = (*contents, HF_MODEL)
     optim = policy.actor.optim
     actor = replace(
         policy.actor,

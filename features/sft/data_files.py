@@ -2,10 +2,11 @@
 
     {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
     {"prompt": "2 + 3?", "answer": "5"}
-    {"input_ids": [...], "loss_mask": [...], "tokenizer": "..."}    features.records.select writes it
+    {"input_ids": [...], "loss_mask": [...], "tokenizer": "..."}
 
-Token ids are taken as they are. Invariant: whatever cannot be learnt is told with its file and row
-before anything is trained, but for what the settings drop, which is counted.
+The last form is what features.records.select writes; its ids are taken as they are. Invariant:
+whatever cannot be learnt is told with its file and row before anything is trained, but for what the
+settings drop, which is counted.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from data.prompt_messages import (
 )
 from data.turn_tokens import MARK, TemplateRefusal, TurnTokens
 from data.watchdog import beat
-from features.shared.tokenizers import tokenizer_fingerprint
 from features.sft.settings import SFTSettings
 from features.sft.turns import ASSISTANT, BadConversation, TrainedRow, rows_of_conversation, trimmed
+from features.shared.tokenizers import tokenizer_fingerprint
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@
 
 The turns' tokens are what the chat template writes for them, up to the token that stops sampling;
 what stands between comes from the join by which rollouts go on (data/turn_tokens.py). Where the
-template rewrites what came before, a rollout begins a new row, and so does this. Invariant: a policy
-that writes these turns in an environment that answers so gives these rows.
+template rewrites what came before, a rollout begins a new row, and so does this. Invariant: a
+policy that writes these turns in an environment that answers so gives these rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from data.chat_templates import MARK, Message, Messages
 from data.turn_ends import common_length
-from data.turn_tokens import PLACEHOLDER, TemplateRefusal, Tools, TurnTokens, squashed
+from data.turn_tokens import Tools, TurnTokens, squashed
 
 ASSISTANT = "assistant"
 # Keys by which a message says whether it is learnt; the second one is that of other trainers.
@@ -251,6 +251,6 @@ def _require_calls(tokens: TurnTokens, answer: Message, written: str) -> None:
         name = str(call.get("function", call).get("name", ""))
         if name not in written.replace(MARK, ""):
             raise BadConversation(
-                f"has a call of {name!r} that the chat template of {tokens.name!r} leaves out: take "
-                "a template that writes tool_calls, or write the call into the text"
+                f"has a call of {name!r} that the chat template of {tokens.name!r} leaves out: "
+                "take a template that writes tool_calls, or write the call into the text"
             )

@@ -297,6 +297,7 @@ class UpdateLoop(ABC):
         Args:
             info: the mini-batch's meta_info.
         """
+        assert not self.learns_beside
 
     def _divide_by_what_was_run(self, sums: MetricSums, planned: int) -> None:
         """Makes means over the mini-batches and steps that were run, where others were planned.
