@@ -26,7 +26,7 @@ from data.prompt_messages import (
     with_parsed_arguments,
     without_added_nulls,
 )
-from data.turn_tokens import MARK, TemplateRefusal, TurnTokens
+from data.turn_tokens import MARK, TemplateRefusal, Tools, TurnTokens
 from data.watchdog import beat
 from features.sft.settings import SFTSettings
 from features.sft.turns import ASSISTANT, BadConversation, TrainedRow, rows_of_conversation, trimmed
@@ -116,13 +116,34 @@ class RowReader:
             return self._given(source)
         messages = self.messages_of(source)
         tools = self._tools_of(source)
-        rendered = self.tokens.rendered(messages, tools, add_generation_prompt=False)
-        if lost_piece(messages, rendered.replace(MARK, "")) is not None:
-            messages = [with_parsed_arguments(message) for message in messages]
+        messages = self._as_the_template_takes(messages, tools)
         rows = rows_of_conversation(self.tokens, messages, tools, self.settings.trained_roles)
         for row in rows:
             self._require_sampled(row)
         return rows
+
+    def _as_the_template_takes(self, messages: list[Message], tools: Tools) -> list[Message]:
+        """Returns messages with calls' arguments as the template writes them: text or mappings.
+
+        Raises:
+            BadConversation: it leaves out what was said to the policy.
+        """
+        for form in (messages, [with_parsed_arguments(message) for message in messages]):
+            # An assistant's text may be left out of a history; its own turn is looked at later.
+            told = [
+                {**message, "content": ""} if message["role"] == ASSISTANT else message
+                for message in form
+            ]
+            rendered = self.tokens.rendered(form, tools, add_generation_prompt=False)
+            lost = lost_piece(told, rendered.replace(MARK, ""))
+            if lost is None:
+                return form
+        assert lost is not None
+        raise BadConversation(
+            f"says {lost.text!r:.60} in {lost.owner}, which the chat template of "
+            f"{self.tokens.name!r} leaves out, or changes: write it in the roles and the form that "
+            "the template knows, or set another template"
+        )
 
     def messages_of(self, source: Mapping[str, Any]) -> list[Message]:
         """Returns a line's conversation; a prompt with its answer is one."""
