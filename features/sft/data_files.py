@@ -128,6 +128,9 @@ class RowReader:
         Raises:
             BadConversation: it leaves out what was said to the policy.
         """
+        if not messages:
+            raise BadConversation("has a conversation without a message")
+        lost = None
         for form in (messages, [with_parsed_arguments(message) for message in messages]):
             # An assistant's text may be left out of a history; its own turn is looked at later.
             told = [
