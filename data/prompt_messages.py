@@ -181,7 +181,7 @@ def encode_prompt(
     rendered = _render(tokenizer, mark_specials(messages, specials), where, template_kwargs)
     lost = lost_piece(messages, rendered.replace(MARK, ""))
     if lost is not None:
-        parsed = [_with_parsed_arguments(message) for message in messages]
+        parsed = [with_parsed_arguments(message) for message in messages]
         if parsed != list(messages):
             rendered = _render(tokenizer, mark_specials(parsed, specials), where, template_kwargs)
             lost = lost_piece(parsed, rendered.replace(MARK, ""))
@@ -281,7 +281,7 @@ def _compact(text: str) -> str:
     return "".join(text.replace("\\n", "").replace("\\t", "").replace("\\r", "").split())
 
 
-def _with_parsed_arguments(message: Message) -> Message:
+def with_parsed_arguments(message: Message) -> Message:
     """Returns a message whose calls' arguments are mappings, where they are JSON text of one."""
     if not message.get("tool_calls"):
         return message

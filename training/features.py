@@ -76,6 +76,8 @@ class Feature:
             policy on every rank, or None; see workers/model/companion.py.
         step_addition: "module:function", (config, tokenizer) -> `StepAddition`, which adds to the
             rows of a step before the policy's update, or None; see training/step_additions.py.
+        further_rows: "module:function", (config, spec) -> list of `FurtherRows`, which every update
+            of the policy learns beside what was played; see workers/model/further_rows.py.
         modes: an option of the command line, such as --plan -> "module:function", which is called
             in place of training with the words of the command line and the signals that end it,
             and returns the exit code.
@@ -114,6 +116,7 @@ class Feature:
     loss_terms: str | None = None
     companion: str | None = None
     step_addition: str | None = None
+    further_rows: str | None = None
     modes: Mapping[str, str] = field(default_factory=dict)
     model_options: tuple[str, ...] = ()
     usage: str = ""

@@ -9,6 +9,7 @@ Invariant: the gradient of a mini-batch does not depend on how it is split into 
 mean is a sum divided by the count of the whole mini-batch, which is passed down.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -31,6 +32,7 @@ from training.config import (
 from training.core_algos import GlobalBatchInfo
 from workers.dp_critic import value_loss
 from workers.model.forward_settings import ForwardSettings
+from workers.model.further_rows import FurtherRows
 from workers.model.loss_fields import (
     CANDIDATES,
     FORWARD_FIELDS,
@@ -42,10 +44,11 @@ from workers.model.loss_terms import TERM_COUNTS, LossTerms
 from workers.model.micro_batches import iter_micro_batches, scatter_tokens
 from workers.model.packing import ForwardBatch
 from workers.model.policy_model import PolicyModel
+from workers.model.probe import MiniBatch
 from workers.model.probe_set import UpdateProbes
 from workers.model.update_loop import MicroLoss, UpdateLoop
-from workers.model.update_metrics import StepNames
-from workers.ranks.process_groups import world_size
+from workers.model.update_metrics import MetricSums, StepNames
+from workers.ranks.process_groups import rank, world_size
 
 # A loss, and its metrics.
 Loss = tuple[Tensor, dict[str, Any]]
@@ -68,9 +71,13 @@ class DataParallelPPOActor(UpdateLoop):
         critic: `critic`, whose loss and its weight are those of a `PolicyValueModel`'s values.
         probes: what measures its updates.
         terms: what features add to its loss.
+
+    Attributes:
+        further_rows: what features have each update learn beside its rows.
     """
 
     name = "actor"
+    further_rows: Sequence[FurtherRows] = ()
 
     def __init__(
         self,
@@ -223,6 +230,28 @@ class DataParallelPPOActor(UpdateLoop):
         """Checks whether the policy's loss has a token, or a term of the loss counts anything."""
         counted = rows.meta_info.get(TERM_COUNTS, {}).values()
         return super()._has_something(counts, rows) or any(counted)
+
+    @property
+    def learns_beside(self) -> bool:
+        """Returns whether features bring rows that every mini-batch learns."""
+        return bool(self.further_rows)
+
+    def _add_further_rows(self, sums: MetricSums, info: dict[str, Any], mini: MiniBatch) -> None:
+        """Adds the gradient of the rows that features bring, and their losses to the metrics."""
+        ranks = world_size()
+        sequence_ranks = self.settings.sequence_ranks
+        share = rank() // sequence_ranks
+        update = (int(info.get("global_steps", 1)) - 1) * mini.updates + mini.number
+        limits = self.fitting_limits or self.config.micro_batching
+        for source in self.further_rows:
+            data = source.batch(update, share, ranks // sequence_ranks)
+            counts = self._count(data)
+            for _, micro, inputs in iter_micro_batches(data, self.settings, limits):
+                mask = loss_fields(micro, self.settings.device)["response_mask"]
+                log_prob, *_ = self.micro_forward(micro, inputs, "none")
+                loss = source.loss(log_prob, mask, counts)
+                (source.coef * loss).backward()
+                sums.add({f"actor/{source.name}_loss": loss.detach() / ranks}, mini.weight)
 
     def _measure_routing(
         self, inputs: ForwardBatch, mask: Tensor, counts: GlobalBatchInfo

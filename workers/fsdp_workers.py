@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ from workers.model.banned_tokens import banned_token_ids
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
 from workers.model.companion import ASKED, open_companions
 from workers.model.forward_settings import ForwardSettings, forward_settings
+from workers.model.further_rows import open_further_rows
 from workers.model.lora import adapter_export, without_adapters
 from workers.model.loss_fields import (
     FORWARD_FIELDS,
@@ -56,7 +57,13 @@ Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
 
 
 class ActorRolloutRefWorker(TrainingWorker):
-    """Holds the policy as `role` says: trained, sampled from, and frozen as the reference."""
+    """Holds the policy as `role` says: trained, sampled from, and frozen as the reference.
+
+    Attributes:
+        actor_class: what reads and updates the policy; a subclass that learns otherwise names its.
+    """
+
+    actor_class: ClassVar[type[DataParallelPPOActor]] = DataParallelPPOActor
 
     def __init__(self, config: PPOConfig, role: Role) -> None:
         super().__init__(config)
@@ -101,7 +108,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         # Before the first step, and not hours later.
         if process_groups.rank() == 0:
             model_state.try_settings(model.trained, self.tokenizer)
-        self.actor = DataParallelPPOActor(
+        self.actor = self.actor_class(
             section,
             model,
             self.optimizer,
@@ -115,6 +122,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         self.companions = open_companions(self.config, self)
         for companion in self.companions.values():
             companion.begin()
+        self.actor.further_rows = open_further_rows(self.config, self.spec)
 
     def _init_reference(self) -> None:
         spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)

@@ -198,13 +198,15 @@ class RunRecord(Observer):
     def summary(self) -> str:
         """Draws the reward's curve, and returns the run's table with where the curve is."""
         # Drawing needs packages that take a while to load.
-        from features.run_page.report import write_report
+        from features.run_page.report import NoRewards, write_report
 
         if not self.has_page:
             return ""
         run_dir = self.run.run_dir
         try:
             table = write_report(run_dir)
+        except NoRewards:
+            return f"page: {run_dir / 'report.html'}"
         except (OSError, ValueError) as error:
             if self.page is None or not self.page.has_failed:
                 logger.warning("no report of %s: %s", run_dir, error)

@@ -47,6 +47,10 @@ MOST_VALIDATION_CURVES = 3
 LOOK_S = 1.0
 
 
+class NoRewards(ValueError):
+    """Reports that a run's metrics have no rewards, as where conversations are learnt."""
+
+
 def read_metrics(path: Path) -> pd.DataFrame:
     """Reads a run's metrics: a row a step, a column a metric, NaN where there is no finite value.
 
@@ -64,7 +68,7 @@ def write_report(run_dir: str | Path) -> str:
     """Draws report.png into `run_dir` and returns the table.
 
     Raises:
-        ValueError: there is no metrics.jsonl, or no reward in it.
+        ValueError: there is no metrics.jsonl, or (NoRewards) no reward in it.
         OSError: the picture cannot be written; an old one stays.
     """
     metrics = _read_rewarded(Path(run_dir))
@@ -73,11 +77,11 @@ def write_report(run_dir: str | Path) -> str:
 
 
 def _read_rewarded(run_dir: Path) -> pd.DataFrame:
-    """Reads the metrics of a run that has rewards; raises ValueError where there are none."""
+    """Reads the metrics of a run that has rewards; raises NoRewards where there are none."""
     metrics = read_metrics(run_dir / "metrics.jsonl")
     if REWARD_KEY not in metrics:
         names = ", ".join(sorted(metrics)) or "nothing"
-        raise ValueError(f"metrics.jsonl has no {REWARD_KEY!r}; it has: {names}")
+        raise NoRewards(f"metrics.jsonl has no {REWARD_KEY!r}; it has: {names}")
     return metrics
 
 

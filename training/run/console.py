@@ -16,6 +16,8 @@ from training.run.validation_names import is_validation_reward, short_name
 CONSOLE_COLUMNS = {
     "reward": ("critic/score/mean", "7.4f"),
     "length": ("response_length/mean", "7.1f"),
+    "sft loss": ("actor/sft_loss", "7.4f"),
+    "held-out loss": ("sft/val_loss", "7.4f"),
     "entropy": ("actor/entropy", "6.3f"),
     "kl": ("actor/ppo_kl", "9.2e"),
     "clip": ("actor/pg_clipfrac", "6.4f"),

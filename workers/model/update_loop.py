@@ -86,6 +86,8 @@ class UpdateLoop(ABC):
         # `add_groups` has begun an update: its metrics, and how many tokens and sequences it has.
         self.group_sums = MetricSums()
         self.group_counts = torch.zeros(2)
+        # The step that they are of.
+        self.group_step = 1
         # Half of an update's limits, or less, where the device's memory does not hold what was set.
         self.fitting_limits: MicroBatching | None = None
         if optimizer is not None:
@@ -171,6 +173,7 @@ class UpdateLoop(ABC):
                 in_last_epoch=number >= first_of_last_epoch,
             )
             sums = self._add_mini_batch(mini, rows, sums)
+            self._add_further_rows(sums, rows.meta_info, mini)
             self._show_gradient(mini, rows.meta_info)
             self._step(
                 sums,
@@ -193,6 +196,7 @@ class UpdateLoop(ABC):
         if not self.group_counts.any():
             self._begin(mini)
             self.group_sums = MetricSums(self.settings.sequence_ranks)
+            self.group_step = int(data.meta_info.get("global_steps", 1))
         added = [counts["batch_num_tokens"] or 0, counts["global_batch_size"] or 0]
         self.group_counts = self.group_counts + torch.tensor(added)
         limits = self.fitting_limits or self.config.micro_batching
@@ -213,7 +217,9 @@ class UpdateLoop(ABC):
         self.group_sums.divide(tokens, others)
         self.probes.divide(GroupCounts(tokens=tokens, loss=loss_divisor))
         counts = counts_of_groups(tokens=int(tokens), sequences=sequences)
-        self._show_gradient(MiniBatch(counts=counts), {})
+        mini = MiniBatch(counts=counts)
+        self._add_further_rows(self.group_sums, {"global_steps": self.group_step}, mini)
+        self._show_gradient(mini, {})
         self._step(
             self.group_sums,
             has_tokens=bool(self.group_counts.any()),
@@ -289,6 +295,19 @@ class UpdateLoop(ABC):
                 limits,
             )
 
+    @property
+    def learns_beside(self) -> bool:
+        """Returns whether every mini-batch has further rows to learn from."""
+        return False
+
+    def _add_further_rows(self, sums: MetricSums, info: dict[str, Any], mini: MiniBatch) -> None:
+        """Adds the gradient of rows beside the mini-batch's; here there are none.
+
+        Args:
+            info: the mini-batch's meta_info.
+        """
+        assert not self.learns_beside
+
     def _divide_by_what_was_run(self, sums: MetricSums, planned: int) -> None:
         """Makes means over the mini-batches and steps that were run, where others were planned.
 
@@ -357,7 +376,7 @@ class UpdateLoop(ABC):
             warn_not_finite(norm, sums, f"{where} of the {self.name}")
             outcome = "not_finite"
         # With nothing to learn from, momentum alone would move the weights.
-        elif has_tokens:
+        elif has_tokens or self.learns_beside:
             self.optimizer.step()
             outcome = "made"
         self.probes.after_step(self.trained_model, outcome)
