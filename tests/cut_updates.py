@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
 
-from data.protocol import DataProto
+from data.protocol import DUMMY_UID, DataProto
 from tests.uncut_trees import VOCABULARY, Episode, infos_of
 from training.config import (
     ActorConfig,
@@ -22,8 +22,10 @@ from training.config import (
     AlgorithmConfig,
     CriticConfig,
     DataConfig,
+    FSDPConfig,
     PPOConfig,
     RolloutConfig,
+    TrainerConfig,
 )
 from training.step_phases import StepPhases
 from training.worker_groups import WorkerGroups
@@ -31,8 +33,11 @@ from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.attention import use_packed_attention
 from workers.model.forward_settings import ForwardSettings
+from workers.model.policy_model import PolicyModel, ValueModel
 from workers.model.probe_set import UpdateProbes
 from workers.model.token_counts import TokenCounts
+from workers.ranks.process_groups import rank, world_size
+from workers.ranks.sharding import full_tensor, shard_model
 
 # Where nothing is clipped.
 NO_CLIP = 1e9
@@ -122,13 +127,14 @@ class Recorder(torch.optim.SGD):
         for group in self.param_groups:
             for parameter in group["params"]:
                 grad = parameter.grad
-                columns.append(torch.zeros_like(parameter) if grad is None else grad)
+                whole = torch.zeros_like(parameter) if grad is None else grad
+                columns.append(full_tensor(whole))
         self.seen.append(torch.cat([column.flatten() for column in columns]).double())
 
 
 @dataclass
 class Workers:
-    """Stands for all worker groups of one rank: models that are read, or learn."""
+    """Stands for all worker groups: models that are read, or learn from this rank's rows."""
 
     models: Models
     settings: ForwardSettings
@@ -158,10 +164,14 @@ class Workers:
         return DataProto.from_dict(tensors={"values": before.compute_values(batch)})
 
     def update_actor(self, batch: DataProto) -> dict[str, float]:
-        return self.actor.update_policy(batch, self.config.batch_plan.actor)
+        return self.actor.update_policy(own_part(batch), self.config.batch_plan.actor)
 
     def update_critic(self, batch: DataProto) -> dict[str, float]:
-        return self.critic.update_critic(batch, self.config.batch_plan.critic)
+        return self.critic.update_critic(own_part(batch), self.config.batch_plan.critic)
+
+
+def own_part(batch: DataProto) -> DataProto:
+    return batch.chunk(world_size())[rank()]
 
 
 @dataclass
@@ -172,6 +182,8 @@ class Updated:
     critic: list[Tensor]
     metrics: dict[str, float]
     kl_coefficient: float
+    # Of the episodes, those whose rows lie on several ranks.
+    divided: int
 
 
 def config_of(
@@ -183,10 +195,12 @@ def config_of(
     split: str = "whole",
     groups: int = 2,
     members: int = 3,
+    ranks: int = 1,
 ) -> PPOConfig:
     """The settings of a step; by hand they stand in `uncut_gradients.KNOBS`."""
     return PPOConfig(
         data=DataConfig(train_batch_size=groups),
+        trainer=TrainerConfig(n_gpus_per_node=ranks),
         actor_rollout_ref=ActorRolloutRefConfig(
             actor=ActorConfig(
                 grad_clip=NO_CLIP,
@@ -232,10 +246,15 @@ def update(
     """
     settings = ForwardSettings(**LAYOUTS[layout])
     policy = config.actor_rollout_ref.actor
-    recorders = Recorder(models.policy), Recorder(models.critic)
+    trained = PolicyModel(models.policy), ValueModel(models.critic)
+    if world_size() > 1:
+        trained = copy.deepcopy(trained)
+        for module in trained:
+            shard_model(module, FSDPConfig(), torch.float32, settings.device)
+    recorders = Recorder(trained[0]), Recorder(trained[1])
     actor = DataParallelPPOActor(
         policy,
-        models.policy,
+        trained[0],
         recorders[0],
         config.algorithm.rollout_correction,
         config.agent.observation_loss_coef,
@@ -244,7 +263,7 @@ def update(
     )
     critic = DataParallelPPOCritic(
         config.critic,
-        models.critic,
+        trained[1],
         recorders[1],
         forward=settings,
         probes=UpdateProbes([TokenCounts()]),
@@ -273,4 +292,14 @@ def update(
         critic=recorders[1].seen,
         metrics=metrics,
         kl_coefficient=phases.kl_controller.value,
+        divided=count_divided(batch),
     )
+
+
+def count_divided(batch: DataProto) -> int:
+    """Counts the episodes that have rows on several ranks."""
+    ranks_of: dict[str, set[int]] = {}
+    for number, part in enumerate(batch.chunk(world_size())):
+        for name in part.non_tensor_batch["episode_id"]:
+            ranks_of.setdefault(name, set()).add(number)
+    return sum(len(ranks) > 1 for name, ranks in ranks_of.items() if name != DUMMY_UID)
