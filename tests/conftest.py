@@ -93,6 +93,8 @@ def registries_as_they_were() -> Iterator[None]:
         registry.POLICY_LOSS_REGISTRY,
         registry.ESTIMATOR_NEEDS,
         registry.ESTIMATOR_FACTS,
+        registry.ESTIMATORS_THAT_READ_ROWS,
+        registry.LOSSES_THAT_READ_ROWS,
     ]
     contents = [dict(table) for table in tables]
     yield

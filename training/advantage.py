@@ -43,8 +43,8 @@ def apply_kl_penalty(
 ) -> tuple[DataProto, dict[str, float]]:
     """Sets token_level_rewards = token_level_scores - coefficient x KL per token.
 
-    It shows the controller the mean KL: over sampled tokens of each row, then over rows that have
-    any (nats per token).
+    It shows the controller the mean KL: over sampled tokens of each episode, then over episodes
+    that have any (nats per token).
     """
     data.require("token_level_scores", "old_log_probs", "ref_log_prob", by="apply_kl_penalty")
     fields = data.batch
@@ -53,11 +53,16 @@ def apply_kl_penalty(
     kl = kl * mask  # (B, R)
     coefficient = kl_ctrl.value
     fields["token_level_rewards"] = fields["token_level_scores"] - coefficient * kl
+    sums = kl.sum(dim=1)
     lengths = mask.sum(dim=1)
-    rows = int((lengths > 0).sum())
-    mean_of_rows = kl.sum(dim=1) / lengths.clamp(min=1)
-    mean = mean_of_rows.sum().item() / max(rows, 1)
-    kl_ctrl.update(current_kl=mean, n_steps=rows)
+    rows = EpisodeRows(data)
+    if not rows.one_row_each:
+        sums = rows.fold(sums)
+        lengths = rows.fold(lengths)
+    episodes = int((lengths > 0).sum())
+    mean_of_episodes = sums / lengths.clamp(min=1)
+    mean = mean_of_episodes.sum().item() / max(episodes, 1)
+    kl_ctrl.update(current_kl=mean, n_steps=episodes)
     metrics = {
         "actor/reward_kl_penalty": mean,
         "actor/reward_kl_penalty_coeff": float(coefficient),

@@ -30,6 +30,7 @@ from training.batch.episode_rows import (
 from training.batch.policy_filtration import compute_pf_ppo_reweight_data
 from training.batch.rank_layout import arrange
 from training.config import PPOConfig
+from training.config.row_readers import row_reader_sentences
 from training.config.side_services import side_names
 from training.core_algos import get_kl_controller
 from training.core_algos.masked_ops import masked_mean
@@ -79,8 +80,23 @@ class StepPhases:
         self.unscored: UnscoredWatch | PartsOfBatch = UnscoredWatch(config.agent.max_failure_rate)
 
     def arrange(self, batch: DataProto) -> DataProto:
-        """Orders the rows for the ranks; see `training.batch.rank_layout.arrange`."""
+        """Orders the rows for the ranks; see `training.batch.rank_layout.arrange`.
+
+        Raises:
+            ValueError: episodes have several rows, and the gradient would depend on how they are
+                cut (training/config/row_readers.py).
+        """
+        self._refuse_what_reads_rows(batch)
         return arrange(batch, self.plan)
+
+    def _refuse_what_reads_rows(self, batch: DataProto) -> None:
+        episodes = EpisodeRows(batch)
+        if episodes.one_row_each:
+            return
+        several = sum(len(rows) > 1 for rows in episodes.rows)
+        who = f"{several} of {_real_episodes(batch)} episodes have several rows"
+        for sentence in row_reader_sentences(self.config, who):
+            raise ValueError(sentence)
 
     # Rewards
 

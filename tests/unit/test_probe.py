@@ -35,6 +35,7 @@ from workers.model.probes_of_run import open_probes, open_read_probes
 from workers.ranks.dispatch import Dispatch, register
 from workers.ranks.local_group import LocalWorkerGroup
 
+OWN_OF_THE_ACTOR = ["SamplingMismatch", "TokenCounts"]
 HOOKS = ("loaded", "begin", "before_backward", "before_step", "after_step", "divide", "take")
 # Three micro-batches or so in each mini-batch.
 SMALL = {"ppo_max_token_len_per_gpu": 24}
@@ -442,8 +443,8 @@ def test_probes_that_cannot_be_made_cost_themselves(
     brought = {"missing": Feature(probes=missing)}
     monkeypatch.setattr("training.features.features", lambda: brought)
     config = PPOConfig()
-    assert [probe.name for probe in open_probes(config, "actor")] == ["SamplingMismatch"]
-    assert open_probes(config, "critic") == []
+    assert [probe.name for probe in open_probes(config, "actor")] == OWN_OF_THE_ACTOR
+    assert [probe.name for probe in open_probes(config, "critic")] == ["TokenCounts"]
     assert f"the probes of {missing} could not be made" in caplog.text
     monkeypatch.setenv(FAULTS, "raise")
     with pytest.raises(ValueError, match=r"there is no module 'features\.nothing_such'"):
@@ -467,5 +468,6 @@ def test_a_function_that_returns_no_probes_is_told_with_what_it_may_return(
 
 def test_without_features_nothing_measures_but_the_core(no_features: Path) -> None:
     alone = PPOConfig()
-    assert [probe.name for probe in open_probes(alone, "actor")] == ["SamplingMismatch"]
-    assert open_probes(alone, "critic") == [] == open_read_probes(alone, "ref")
+    assert [probe.name for probe in open_probes(alone, "actor")] == OWN_OF_THE_ACTOR
+    assert [probe.name for probe in open_probes(alone, "critic")] == ["TokenCounts"]
+    assert open_read_probes(alone, "ref") == []

@@ -74,6 +74,22 @@ ESTIMATORS_WITHIN_GROUPS = (
     "gigpo",
 )
 
+# What reads rows where it means episodes, or the tokens beside a row's: why its numbers depend on
+# how an episode is cut into rows. A run refuses such an episode (training/config/row_readers.py).
+ESTIMATORS_THAT_READ_ROWS: dict[str, str] = {
+    "optimal_token_baseline": (
+        "counts the columns between the turns of a row, and between two rows there are none; take "
+        "tir_optimal_token_baseline, which counts sampled tokens"
+    ),
+}
+LOSSES_THAT_READ_ROWS: dict[str, str] = {
+    "geo_mean": "takes a mean over the tokens of a row; take vanilla",
+    "clip_cov": "compares the tokens of a micro-batch, which has its rows by their lengths; take "
+    "vanilla",
+    "kl_cov": "compares the tokens of a micro-batch, which has its rows by their lengths; take "
+    "vanilla",
+}
+
 # Losses that add up over tokens and divide as `loss_agg_mode` says, whatever else is in their
 # micro-batch.
 LOSSES_SUMMED_OVER_TOKENS = (

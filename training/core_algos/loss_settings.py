@@ -60,7 +60,8 @@ class LossSettings:
     tau_neg: PositiveFloat = 1.05  #: sapo: where it is not
     #: divisor of seq-mean-token-sum-norm; null = the response length
     loss_scale_factor: PositiveInt | None = None
-    #: what seq-mean-* counts once: an episode of any number of rows, or each row, as verl does
+    #: what seq-mean-* counts once: an episode of any number of rows, or each row, as verl does;
+    #: with rows nothing is refused whose gradient depends on how an episode is cut into rows
     loss_agg_counts: Literal["episodes", "rows"] = "episodes"
     entropy_coeff: float = 0.0  #: weight of the entropy bonus
     use_kl_loss: bool = False  #: add the KL to the reference policy to the loss (GRPO's way)

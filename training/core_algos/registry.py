@@ -13,7 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from data.names import registered, registering
-from training.core_algos.built_in import ESTIMATOR_INPUTS, ESTIMATOR_NEEDS, FORMULA_MODULES
+from training.core_algos.built_in import (
+    ESTIMATOR_INPUTS,
+    ESTIMATOR_NEEDS,
+    ESTIMATORS_THAT_READ_ROWS,
+    FORMULA_MODULES,
+    LOSSES_THAT_READ_ROWS,
+)
 from training.core_algos.built_in import estimator_needs as estimator_needs
 
 if TYPE_CHECKING:
@@ -98,6 +104,7 @@ def register_adv_est(
     compares: Compared | None = None,
     ordered: bool | None = None,
     follows_returns: bool = False,
+    reads_rows: str = "",
     aliases: tuple[str, ...] = (),
 ) -> Callable[[AdvEstimatorFn], AdvEstimatorFn]:
     """Returns a decorator that registers an advantage estimator as `name`.
@@ -113,6 +120,9 @@ def register_adv_est(
             is not watched, and not shown.
         whitens_batch: see `EstimatorFacts`. Such an estimator of a span other than "batch" takes
             `whiten`, and leaves the whitening to its caller where that is False.
+        reads_rows: "why; what to do", two parts of a sentence behind the estimator's name, where
+            its numbers depend on how an episode is cut into rows: a run then refuses such episodes.
+            "": they do not.
         aliases: further names of the same estimator.
     Raises:
         ValueError: another function has the name; `span` or `compares` is not allowed;
@@ -143,6 +153,8 @@ def register_adv_est(
             registering(ADV_ESTIMATOR_REGISTRY, "advantage estimator", key)(fn)
             ESTIMATOR_NEEDS.setdefault(key, needs or from_signature)
             ESTIMATOR_FACTS[key] = facts
+            if reads_rows:
+                ESTIMATORS_THAT_READ_ROWS[key] = reads_rows
         return fn
 
     return decorate
@@ -195,7 +207,9 @@ def estimator_whitens_batch(name: str | Enum) -> bool:
     return estimator_facts(name).whitens_batch
 
 
-def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLossFn]:
+def register_policy_loss(
+    name: str | Enum, *, reads_rows: str = ""
+) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Returns a decorator that registers a policy loss as `name`.
 
     The loss is called on one micro-batch with those of (old_log_prob, log_prob, advantages,
@@ -204,13 +218,18 @@ def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLos
     mini-batch's counts there. A metric that is a plain number, no tensor, counts as the
     micro-batch's mean and is weighted with its tokens.
 
+    Args:
+        reads_rows: as of `register_adv_est`, for a loss that reads more of a row than its tokens.
     Raises:
         ValueError: another function has the name.
     """
 
     def decorate(fn: PolicyLossFn) -> PolicyLossFn:
         _load_before(fn)
-        return registering(POLICY_LOSS_REGISTRY, "policy loss", _plain_name(name))(fn)
+        registered_loss = registering(POLICY_LOSS_REGISTRY, "policy loss", _plain_name(name))(fn)
+        if reads_rows:
+            LOSSES_THAT_READ_ROWS[_plain_name(name)] = reads_rows
+        return registered_loss
 
     return decorate
 

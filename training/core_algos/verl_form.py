@@ -151,12 +151,12 @@ def _counts_in_force(given: GlobalBatchInfo) -> GlobalBatchInfo:
 
 
 def policy_loss(
-    name: str, loss_agg_mode: LossAggMode = "token-mean"
+    name: str, loss_agg_mode: LossAggMode = "token-mean", *, reads_rows: str = ""
 ) -> Callable[[Formula], VerlLoss]:
     """Returns a decorator that registers a formula as the policy loss `name`, in verl's form.
 
     Args:
-        name: what the loss is registered as.
+        name, reads_rows: as of `register_policy_loss`.
         loss_agg_mode: its default for the argument of that name.
     """
     default_mode = loss_agg_mode
@@ -191,7 +191,8 @@ def policy_loss(
         loss.__name__ = formula.__name__
         loss.__qualname__ = formula.__qualname__
         loss.__doc__ = formula.__doc__
-        return cast(VerlLoss, register_policy_loss(name)(of_formula(formula)(loss)))
+        register = register_policy_loss(name, reads_rows=reads_rows)
+        return cast(VerlLoss, register(of_formula(formula)(loss)))
 
     return decorate
 

@@ -98,10 +98,12 @@ class MicroBatch:
     Attributes:
         rows: on the CPU, with all fields that the rank was sent.
         places: (rows,) their numbers in the mini-batch; empty where they only pad.
+        layout: how the rows lie in the pass; None: they went through none.
     """
 
     rows: DataProto
     places: Tensor
+    layout: ForwardBatch | None = None
 
 
 @dataclass(frozen=True)

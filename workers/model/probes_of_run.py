@@ -24,8 +24,11 @@ logger = logging.getLogger(__name__)
 
 Kind = TypeVar("Kind", bound=Probe)
 
-# The core's own: what verl logs of an update.
-OWN_PROBES = ("workers.model.sampling_mismatch:update_probes",)
+# The core's own: what verl logs of an update, and what it computed.
+OWN_PROBES = (
+    "workers.model.sampling_mismatch:update_probes",
+    "workers.model.token_counts:update_probes",
+)
 
 
 def open_probes(config: PPOConfig, role: str) -> list[UpdateProbe]:

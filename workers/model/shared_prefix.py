@@ -116,6 +116,17 @@ def order_rows(tokens: Sequence[np.ndarray], key_cost: float | None) -> MicroBat
     return ordered
 
 
+def count_unique(tokens: Sequence[np.ndarray]) -> int:
+    """Counts the tokens of rows (each (length,) integers), those that begin alike once.
+
+    That is the least that any micro-batch of the rows could compute.
+    """
+    if not tokens:
+        return 0
+    sharing = order_rows(tokens, key_cost=0.0)
+    return sum(len(tokens[row]) - shared for row, shared in sharing)
+
+
 def _common(a: np.ndarray, b: np.ndarray) -> int:
     """Counts the tokens that two rows begin with alike."""
     length = min(len(a), len(b))

@@ -346,7 +346,7 @@ class UpdateLoop(ABC):
         for number, (places, micro, inputs) in enumerate(micro_batches):
             with seeded_draws(self._seed_of_draws(data.meta_info, number)):
                 result = self.micro_loss(micro, inputs, mini.counts)
-            seen = MicroBatch(rows=micro, places=places)
+            seen = MicroBatch(rows=micro, places=places, layout=inputs)
             self.probes.before_backward(seen, result.fields, result.outputs, result.loss)
             result.loss.backward()
             sums.add(result.metrics, mini.weight)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from training.config.row_readers import row_reader_sentences
 from training.config.schema.agent import turn_length_problems
 from training.config.schema.ppo import PPOConfig
 from training.features import named
@@ -38,6 +39,8 @@ def _context_problems(config: PPOConfig) -> Iterator[str]:
         settings.append(f"agent.context={agent.context}")
         if not any(named("history")):
             yield absent_sentence(agent.context)
+        who = f"agent.context={agent.context} cuts episodes into rows"
+        yield from row_reader_sentences(config, who)
     if agent.max_episode_tokens is not None:
         settings.append(f"agent.max_episode_tokens={agent.max_episode_tokens}")
     if not settings:
