@@ -27,6 +27,7 @@ class SideService:
         handle: "module:NAME" of the object that users' functions are given.
         answer: "module:function", (name, body of a chat completion) -> coroutine of the answer;
             raises ModelError. None: programs cannot ask it.
+        asks_player: it is answered by who plays the episode, while the call that asks waits.
         trial: "module:function", config -> None: asks it before the run, and raises ConfigError.
     """
 
@@ -36,6 +37,7 @@ class SideService:
     install: str
     handle: str
     answer: str | None = None
+    asks_player: bool = False
     trial: str | None = None
 
     def set_up(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from scripts.replay_episodes import Recorded, timed_out, without_timed_out_call
+from scripts.replay_episodes import Recorded, timed_out, without_asides, without_timed_out_call
 from scripts.replay_player import Player
 from workers.rollout.episode import LEFT
 
@@ -29,10 +29,11 @@ def compare(player: Player, episodes: Sequence[Recorded]) -> list[str]:
 def _compare_tokens(player: Player, episodes: Sequence[Recorded]) -> list[str]:
     """Compares rows and texts with what the turn loop makes of the recorded answers.
 
-    The branches of a program are made again only by the program itself.
+    The branches of a program are made again only by the program itself, and what an environment
+    asked the policy only by the environment.
     """
     lines: list[str] = []
-    joined = [episode for episode in episodes if not has_branches(episode)]
+    joined = [without_asides(episode) for episode in episodes if not has_branches(episode)]
     if not joined:
         return lines
     for episode, rejoined in zip(joined, player.rejoin(joined), strict=True):

@@ -65,13 +65,14 @@ def turn_of(record: Recorded) -> Turn:
         finish_reason=record["finish_reason"],
         reply=reply,
         writes=record.get("writes", ""),
+        aside=record.get("aside", False),
         is_trained=record.get("trained", True),
     )
 
 
 def row_of(record: Recorded) -> Row:
     """Makes the row whose record this is."""
-    row = Row(prompt_ids=record["prompt_ids"])
+    row = Row(prompt_ids=record["prompt_ids"], aside=record.get("aside", False))
     row.append_tokens(record["response_ids"], record["log_probs"])
     end = 0
     for turn, tokens in groupby(record["turn_ids"]):
@@ -82,6 +83,23 @@ def row_of(record: Recorded) -> Row:
             row.spans.append(Span(start, end, turn))
     row.reward_at = {place: reward for place, reward in enumerate(record["rewards"]) if reward}
     return row
+
+
+def without_asides(episode: Recorded) -> Recorded:
+    """Returns the episode without the rows and turns that its environment asked the policy for.
+
+    The other turns are numbered anew.
+    """
+    if not any(turn.get("aside") for turn in episode["turns"]):
+        return episode
+    episode = deepcopy(episode)
+    kept = [number for number, turn in enumerate(episode["turns"]) if not turn.get("aside")]
+    numbers = {old: new for new, old in enumerate(kept)} | {-1: -1}
+    episode["turns"] = [episode["turns"][number] for number in kept]
+    episode["rows"] = [row for row in episode["rows"] if not row.get("aside")]
+    for row in episode["rows"]:
+        row["turn_ids"] = [numbers[number] for number in row["turn_ids"]]
+    return episode
 
 
 def timed_out(episode: Recorded) -> bool:

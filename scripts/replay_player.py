@@ -34,8 +34,8 @@ class RecordedEngine(BaseRollout):
     """Answers each turn with the ids that were sampled in it, and aborts every further one.
 
     The request of an episode is the number that it has among `episodes`, as text. A program's has a
-    number of its own behind it: it may have several at once, and each is answered by what was
-    sampled behind the same ids.
+    number of its own behind it, and so has what an environment asked for: there may be several at
+    once, and each is answered by what was sampled behind the same ids.
     """
 
     def __init__(self, config: PPOConfig, model: ModelSpec, episodes: Sequence[Recorded]) -> None:
@@ -45,7 +45,9 @@ class RecordedEngine(BaseRollout):
             pad_token_id=model.pad_token_id,
         )
         self.episodes = episodes
-        self.turns = [sampled_turns(str(key), episode) for key, episode in enumerate(episodes)]
+        self.turns = [
+            sampled_turns(str(key), episode, asides=False) for key, episode in enumerate(episodes)
+        ]
         self.answered: set[tuple[int, int]] = set()
         self.pending: list[Completion] = []
 
@@ -82,9 +84,15 @@ class RecordedEngine(BaseRollout):
         """Does nothing: there are no weights."""
 
 
-def sampled_turns(request_id: str, episode: Recorded) -> Iterator[Completion]:
-    """Yields what was sampled, turn by turn, as far as the rows hold it."""
+def sampled_turns(request_id: str, episode: Recorded, asides: bool = True) -> Iterator[Completion]:
+    """Yields what was sampled, turn by turn, as far as the rows hold it.
+
+    Args:
+        asides: with what the environment asked for.
+    """
     for number, turn in enumerate(episode["turns"]):
+        if turn.get("aside") and not asides:
+            continue
         token_ids = []
         log_probs = []
         for row in episode["rows"]:

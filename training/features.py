@@ -65,6 +65,9 @@ class Feature:
         history: "module:function", (config, tokens) -> `HistoryRule`, which decides where an
             episode begins a new context, for every `agent.context` but keep; see
             workers/rollout/history.py. At most one feature brings one.
+        questions: "module:function", (config, tokens) -> `QuestionRule`, or None where the config
+            turns it off: it answers what environments ask the policy; see
+            workers/rollout/questions.py. At most one feature brings one.
         probes: "module:function", (config, role) -> list of `UpdateProbe`, the role being "actor"
             or "critic"; see workers/model/probe.py.
         read_probes: "module:function", (config, role) -> list of `ReadProbe`, the role being "ref".
@@ -110,6 +113,7 @@ class Feature:
     metrics: str | None = None
     keeper: str | None = None
     history: str | None = None
+    questions: str | None = None
     probes: str | None = None
     read_probes: str | None = None
     sync_probes: str | None = None
@@ -166,6 +170,7 @@ def features() -> dict[str, Feature]:
         "translator", {name: ["a translator"] for name, each in found.items() if each.translator}
     )
     _require_one("history", {name: ["a history"] for name, each in found.items() if each.history})
+    _require_one("questions", {name: ["answers"] for name, each in found.items() if each.questions})
     for attribute in ("modes", "moved_keys", "moved_modules"):
         _require_one(attribute, {name: vars(each)[attribute] for name, each in found.items()})
     return found

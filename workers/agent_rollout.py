@@ -28,6 +28,7 @@ from workers.rollout.failure_policy import apply_failure_policy
 from workers.rollout.history import open_history
 from workers.rollout.keepers import open_keepers
 from workers.rollout.kinds import EpisodeSpec, kind_of, players
+from workers.rollout.questions import open_questions
 from workers.rollout.turn_loop import Batch, TurnLoop
 from workers.turn_reading import turn_tokens, with_parser
 
@@ -75,6 +76,7 @@ class AgentRollout:
         self.specs = list(specs)
         self.keepers = open_keepers(config, self.tokens)
         self.history = open_history(config, self.tokens)
+        self.questions = open_questions(config, self.tokens)
         self.pool: Any = None
         if is_leader(group):
             self.pool = open_pools(config, specs, engine.max_model_len)
@@ -91,6 +93,7 @@ class AgentRollout:
             tools=self.tools,
             programs=own_players,
             history=self.history,
+            questions=self.questions,
             max_live=home.num_workers if is_bounded else None,
             group=group,
         )
@@ -140,7 +143,8 @@ class AgentRollout:
             What `build_batch` gives, `environment_rewards` (B, R), tensors of features
             (workers/rollout/keepers.py), the description's columns, `anchors`, `ending`,
             `episode_row` (number of the row in its episode) and `episode_facts` (a dict in each
-            episode's first row, None in others); where programs play, those of `speaker_columns`.
+            episode's first row, None in others); where several agents may speak in an episode,
+            those of `speaker_columns`; where environments may ask the policy, `row_aside`.
         """
         facts = self._apply_failure_policy(episodes)
         training_rows = list_training_rows(episodes)
@@ -165,8 +169,11 @@ class AgentRollout:
         columns["episode_facts"] = object_array(
             [facts[each.description] if each.number == 0 else None for each in training_rows]
         )
-        if any(kind_of(spec).names_speakers for spec in self.specs):
+        names_speakers = any(kind_of(spec).names_speakers for spec in self.specs)
+        if names_speakers or self.questions is not None:
             columns |= speaker_columns(training_rows, columns["data_source"])
+        if self.questions is not None:
+            columns["row_aside"] = np.array([row.aside for row in rows], dtype=bool)
         return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
     def _apply_failure_policy(self, episodes: Sequence[Episode]) -> list[dict[str, Any]]:

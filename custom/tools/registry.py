@@ -11,10 +11,13 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from threading import Thread
 from typing import Any
 
+from custom.asking import deeper, join_within
 from custom.env import Observation, StepResult, Task
 from custom.env_calls import (
     MAX_OBSERVATION_CHARS,
@@ -191,7 +194,8 @@ class ToolRegistry:
         """Runs the tool, within its deadline where it has one."""
 
         def run() -> Any:
-            value = tool.execute(**arguments)
+            with deeper():
+                value = tool.execute(**arguments)
             if isinstance(value, StepResult):
                 # Checked as an environment's would be.
                 return check_step(value, "the tool")
@@ -221,9 +225,11 @@ class ToolRegistry:
             mend_process_globals()
             outcomes.append(outcome)
 
-        thread = Thread(target=run_guarded, name=f"tool-{name}", daemon=True)
+        # The tool may ask the policy, as its episode's.
+        run_here = partial(copy_context().run, run_guarded)
+        thread = Thread(target=run_here, name=f"tool-{name}", daemon=True)
         thread.start()
-        thread.join(timeout_s)
+        join_within(thread, timeout_s)
         if outcomes:
             return outcomes[0]
         hanging.append(thread)

@@ -21,12 +21,12 @@ from custom.env import BadRewardFunction, Message
 from custom.model_usage import add_counts
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from data.warn_once import warn_once
-from features.programs.conversations import Conversations, RowPlace
 from features.programs.exchange import Answer, Asked, Earned, Exited, Gone, Refusal, Rewarded
 from features.programs.header_rewards import HeaderRewards
 from features.programs.other_sampling import other_sampling
 from features.programs.protocols.protocol import too_long
 from features.programs.spec import ProgramSpec
+from features.shared.conversations import Conversations, RowPlace
 from workers.environments.reply import StepReply
 from workers.rollout.engine import Completion, VersionSpan
 from workers.rollout.episode import (

@@ -79,8 +79,9 @@ def encode_record(facts: Mapping[str, Any], record: Mapping[str, Any]) -> bytes 
 def turn_record(turn: Turn) -> dict[str, Any]:
     """Returns a turn; `done` is null where the environment gave no reply.
 
-    A turn that was written for a new context `writes` that, and says whether it is `trained`; a
-    reply that replaced the conversation says so.
+    A turn that was written for a new context `writes` that, and says whether it is `trained`, and
+    so does one that the environment asked for, which is `aside`; a reply that replaced the
+    conversation says so.
     """
     reply = turn.reply or StepReply()
     record = {
@@ -99,6 +100,8 @@ def turn_record(turn: Turn) -> dict[str, Any]:
     }
     if turn.writes:
         record |= {"writes": turn.writes, "trained": turn.is_trained}
+    if turn.aside:
+        record["aside"] = True
     if reply.replaces_history:
         record["replaces_history"] = True
     return record

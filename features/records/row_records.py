@@ -33,7 +33,9 @@ def row_records(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     Yields:
         Each row in packed arrays, with an entry a token. Log-probs are 0 on what nobody sampled;
         `weight_versions` are there where tokens of several occur, `seam` where a new context
-        begins; `template_mask` and `parent` are null: `complete_rows` fills them in.
+        begins, `aside` where the environment asked for the row, with the `speaker` that earns by
+        itself, "" where it does not; `template_mask` and `parent` are null: `complete_rows` fills
+        them in.
     """
     lengths = [len(row.ids) for row in rows]
     sampled = _SampledTokens.of(rows, lengths)
@@ -67,6 +69,8 @@ def _pack_rows(
             record["weight_versions"] = versions[number]
         if row.seam is not None:
             record["seam"] = row.seam._asdict()
+        if row.aside:
+            record |= {"aside": True, "speaker": row.speaker.agent}
         yield record
 
 
@@ -86,7 +90,7 @@ def complete_rows(
     if len(records) == 1:
         return
     parents = parents_of(episode.rows)
-    if any(turn.asked is not None and not turn.writes for turn in episode.turns):
+    if any(turn.asked is not None and (turn.aside or not turn.writes) for turn in episode.turns):
         parents = parents_in_program(episode, parents)
     for record, parent in zip(records, parents, strict=True):
         record["parent"] = parent

@@ -81,6 +81,7 @@ class PageEpisode:
                     "columns": list(row.columns),
                     "parent": recorded.parent,
                     "seam": recorded.seam,
+                    "aside": recorded.aside,
                     "in_update": row.place is not None,
                     "texts": texts.joined(response_ids),
                     "prompt_texts": texts.joined(prompt_ids),
@@ -210,6 +211,7 @@ def describe_turn(turn: dict[str, Any]) -> dict[str, Any]:
         "info",
         "anchor",
         "writes",
+        "aside",
         "trained",
         "replaces_history",
     )

@@ -55,12 +55,14 @@ class RecordedRow:
         parent: {"row": k, "tokens": n} where it begins with n ids of row k.
         seam: of a row with which a new context begins: its reason, how many messages were dropped,
             the tokens of the row before it, and a sentence on a fault.
+        aside: of a row that the environment asked for, who earns by itself there; "": nobody.
     """
 
     prompt_ids: np.ndarray
     tokens: dict[str, np.ndarray]
     parent: dict[str, int] | None
     seam: dict[str, Any] | None = None
+    aside: str | None = None
 
     def __len__(self) -> int:
         """Counts the tokens of the response."""
@@ -184,7 +186,14 @@ def _row(record: dict[str, Any], number: int) -> RecordedRow:
     seam = record.get("seam")
     if not isinstance(seam, dict) or not {"reason", "dropped", "tokens"} <= seam.keys():
         seam = None
-    return RecordedRow(prompt_ids=prompt_ids, tokens=tokens, parent=parent, seam=seam)
+    aside = record.get("speaker") if record.get("aside") is True else None
+    return RecordedRow(
+        prompt_ids=prompt_ids,
+        tokens=tokens,
+        parent=parent,
+        seam=seam,
+        aside=aside if isinstance(aside, str) else None,
+    )
 
 
 def as_array(value: Any, dtype: str, what: str) -> np.ndarray:

@@ -22,6 +22,7 @@ ROOMS = (
     "custom.env",
     "custom.own_generators",
     "custom.env_calls",
+    "custom.asking",
     "custom.confine",
     "custom.loop_thread",
     "custom.math_answers",

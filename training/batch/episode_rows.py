@@ -140,15 +140,18 @@ class EpisodeRows:
         """Finds the row of each episode that holds its last turn, (E,) int64: its values count.
 
         That is not the row that began last where a conversation goes on after those of its helpers.
+        Rows that an environment asked for (`row_aside`) are none of its answers.
         Turns that a correction has left out are turns all the same.
         """
         if self.one_row_each or "turn_ids" not in self._batch.batch:
             return np.array([rows[-1] for rows in self.rows], dtype=np.int64)
         last_turns = self._batch.batch["turn_ids"].amax(dim=1).tolist()  # (B,)
+        aside = self._batch.non_tensor_batch.get("row_aside", np.zeros(len(last_turns), bool))
+        places = list(zip((~aside).tolist(), last_turns, strict=True))
         found = []
         for rows in self.rows:
             # From the end, as the later one counts of rows without a sampled token.
-            found.append(max(reversed(rows), key=last_turns.__getitem__))
+            found.append(max(reversed(rows), key=places.__getitem__))
         return np.array(found, dtype=np.int64)
 
     def column(self, name: str) -> np.ndarray:

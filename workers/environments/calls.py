@@ -32,6 +32,9 @@ class Slot:
         inbox: its calls; None ends the thread.
         call: the one that runs; None: none, or it was answered in the worker's place.
         built: its agent is made.
+        served: the call that the thread makes, also where it was answered in the worker's place.
+        kind: of the episode's call at hand; its answers are a part of it.
+        part_s: the environment's own time in the parts of that call before this one.
         discarded: it serves no further episode.
         used_s: the environment's own time in this episode.
     """
@@ -41,6 +44,9 @@ class Slot:
     thread: threading.Thread = field(init=False)
     inbox: "SimpleQueue[PendingCall | None]" = field(default_factory=SimpleQueue)
     call: "PendingCall | None" = None
+    served: "PendingCall | None" = None
+    kind: Call = "build"
+    part_s: float = 0.0
     built: bool = False
     discarded: bool = False
     used_s: float = 0.0

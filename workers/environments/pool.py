@@ -9,6 +9,9 @@ is thrown away: its agent is closed in the background, its env worker killed if 
     the slot's        `_make_calls`: worker.call -----------------------------------> replies
     the watch's       `_watch`: looks at calls near their deadline -- env_timeout -------^
 
+A call whose code asks the policy (custom/asking.py) is answered in parts: a reply with questions
+comes first, and `answer` goes on with the call, whose clock stands still in between.
+
 A call begins when there is a permit (`num_workers` at a time), and in pace: threads that wake all
 at once would only fight for the interpreter, so no more than PACED_CALLS are at their very
 beginning. An episode that has not answered after PACE_S is at work or asleep, and makes room.
@@ -28,9 +31,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from custom.asking import PolicyAnswer, trial_answers
 from custom.confine import Limits
 from custom.env import Task
 from custom.env_calls import Abandoned
@@ -106,6 +111,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         if isolation != "thread":
             self._specs = [pickled(spec) for spec in specs]
         self._names = [environment_name(spec.source) for spec in specs]
+        self._asks_player = [asks_player(spec) for spec in specs]
         self._processes = EnvProcesses((spec.libraries for spec in specs), limits or Limits())
         self._replies: SimpleQueue[Answer] = SimpleQueue() if replies is None else replies
         # The slots whose threads live; nobody kills a worker whose thread has left them.
@@ -220,6 +226,16 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         """Ends an episode that has not failed."""
         self._submit(self._episodes[key], key, "finish", (ending,))
 
+    def answer(self, key: Hashable, answers: Sequence[PolicyAnswer]) -> None:
+        """Goes on with an episode's call, whose questions are answered."""
+        self._submit(self._episodes[key], key, "answer", (answers,))
+
+    def give_up(self, key: Hashable, error: str) -> None:
+        """Ends an episode whose call waits for answers that there will not be."""
+        with self._lock:
+            self._discard(self._episodes.pop(key))
+        self._replies.put((key, crashed(error)))
+
     def poll(self, timeout: float) -> list[Answer]:
         """Returns the new replies; waits for the first at most `timeout` seconds."""
         replies: list[Answer] = []
@@ -232,15 +248,21 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     def wait_for_reply(self, on_wait: Callable[[float], None] | None = None) -> StepReply:
         """Waits for the reply to the one call that was made.
 
+        What that asks the policy meanwhile is answered as in a trial.
+
         Args:
             on_wait: is told now and then for how many seconds it has been waited for.
         """
         begun_at = time.monotonic()
+        asked = 0
         while True:
             answers = self.poll(POLL_S)
             if answers:
-                _, reply = answers[0]
-                return reply
+                key, reply = answers[0]
+                if not reply.questions:
+                    return reply
+                self.answer(key, trial_answers(reply.questions, asked))
+                asked += len(reply.questions)
             if on_wait is not None:
                 on_wait(time.monotonic() - begun_at)
 
@@ -310,7 +332,9 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             self._begin_calls()
 
     def _new_slot(self, spec_index: int) -> Slot:
-        slot = Slot(spec_index, make_worker(self.isolation, self._processes))
+        worker = make_worker(self.isolation, self._processes, self._asks_player[spec_index])
+        slot = Slot(spec_index, worker)
+        worker.set_exchange(partial(self._exchange, slot))
         slot.thread = threading.Thread(
             target=self._serve, args=(slot,), name="environment", daemon=True
         )
@@ -339,7 +363,10 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     def _begin(self, call: PendingCall) -> None:
         slot = call.slot
         slot.call = call
-        call.limit = self._limit(slot, call.kind)
+        if call.kind != "answer":
+            slot.kind = call.kind
+            slot.part_s = 0.0
+        call.limit = self._limit(slot)
         call.begun_at = time.monotonic()
         call.look_at = call.begun_at + min(call.limit + GRACE_S, self._wall_limit(call))
         self._running.add(call)
@@ -360,6 +387,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
                 self._schemas[slot.spec_index] = reply.tools
         else:
             slot.used_s += reply.seconds
+            slot.part_s += reply.seconds
         if call.behind is not None and not reply.failure:
             self._waiting.append(call.behind)
         else:
@@ -369,16 +397,18 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     def _hand_out(self, call: PendingCall, reply: StepReply) -> None:
         """Gives the reply to who awaits it; the slot is free, or of no use, if the episode ends."""
         slot = call.slot
+        is_over = not reply.questions
         if reply.failure:
             self._discard(slot)
-        elif call.kind not in ("reset", "step"):
+        elif is_over and slot.kind not in ("reset", "step"):
             self._free[slot.spec_index].append(slot)
-        if reply.failure or call.kind in ("finish", "trial", "run"):
+        if reply.failure or (is_over and slot.kind in ("finish", "trial", "run")):
             self._episodes.pop(call.key, None)
         call.answers.put((call.key, reply))
 
-    def _limit(self, slot: Slot, kind: Call) -> float:
-        """Returns the longest that the next call may take, in seconds; inf: for ever."""
+    def _limit(self, slot: Slot) -> float:
+        """Returns the longest that the next part of a call may take, in seconds; inf: for ever."""
+        kind = slot.kind
         if kind == "build":
             return BUILD_TIMEOUT_S
         has_step_timeout = self.step_timeout_s < math.inf
@@ -386,9 +416,11 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             step_s = self.step_timeout_s if has_step_timeout else MAX_TRIAL_STEP_S
             return MAX_TRIAL_S + step_s
         if kind in ("finish", "run"):
-            return self.step_timeout_s if has_step_timeout else self.episode_timeout_s
+            limit = self.step_timeout_s if has_step_timeout else self.episode_timeout_s
+            return max(0.0, limit - slot.part_s)
+        left_of_step = max(0.0, self.step_timeout_s - slot.part_s)
         left_of_episode = max(0.0, self.episode_timeout_s - slot.used_s)
-        return min(self.step_timeout_s, left_of_episode)
+        return min(left_of_step, left_of_episode)
 
     def _wall_limit(self, call: PendingCall) -> float:
         """Returns the longest that a call may take by the wall's clock."""
@@ -460,10 +492,10 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         if left <= 0:
             # In another process nothing is seen of it.
             line = users_line(call.slot.thread) if self.isolation == "thread" else ""
-            self._answer(call, overdue(call.kind, wall, line))
+            self._answer(call, overdue(call.slot.kind, wall, line))
             return
         if wall_left <= 0:
-            self._answer(call, held_up(call.kind, wall, ran, call.limit))
+            self._answer(call, held_up(call.slot.kind, wall, ran, call.limit))
             return
         # The machine kept it from running, or us from reading.
         call.look_at = now + min(max(left, GRACE_S), wall_left)
@@ -509,16 +541,44 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             call = slot.inbox.get()
             if call is None or slot.discarded:
                 return
+            slot.served = call
             try:
                 reply = slot.worker.call(call.kind, call.args)
             except WorkerLost as lost:
                 reply = crashed(str(lost), time.monotonic() - call.begun_at)
-            self._count_strays(slot, reply)
-            if reply.seconds > call.limit:
-                reply = replace(overdue(call.kind, reply.seconds), usage=reply.usage)
-            with self._lock:
-                if slot.call is call:
-                    self._answer(call, reply)
-                else:
-                    # It was asked all the same: the next reply of this process has it.
-                    USAGE.add(reply.usage)
+            self._take_reply(slot, reply)
+
+    def _take_reply(self, slot: Slot, reply: StepReply) -> None:
+        """Answers the call that a slot serves with what came of it, unless somebody has."""
+        call = slot.served
+        assert call is not None
+        self._count_strays(slot, reply)
+        if reply.seconds > call.limit:
+            reply = replace(overdue(slot.kind, reply.seconds), usage=reply.usage)
+        with self._lock:
+            if slot.call is call:
+                self._answer(call, reply)
+            else:
+                # It was asked all the same: the next reply of this process has it.
+                USAGE.add(reply.usage)
+
+    def _exchange(self, slot: Slot, part: StepReply) -> Sequence[PolicyAnswer]:
+        """Hands on what a call asks that runs in this process; waits for the answers.
+
+        Raises:
+            Abandoned: the call was given up.
+        """
+        self._take_reply(slot, part)
+        call = slot.inbox.get()
+        if call is None or slot.discarded:
+            # The thread is to end by it, too.
+            slot.inbox.put(None)
+            raise Abandoned
+        slot.served = call
+        answers: Sequence[PolicyAnswer] = call.args[0]
+        return answers
+
+
+def asks_player(spec: Any) -> bool:
+    """Returns whether what a spec builds may ask who plays the episode."""
+    return any(service.asks_player for service in getattr(spec, "services", ()))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import TypeAdapter
 
+from custom.asking import Question
 from custom.env import Message
 from custom.env_calls import (
     MAX_ERROR_CHARS,
@@ -27,7 +28,7 @@ from custom.model_usage import Counts, checked_counts
 from custom.trial import Trial
 from data.texts import printable
 
-Call = Literal["build", "trial", "reset", "step", "finish", "close", "run", "answer"]
+Call = Literal["build", "trial", "reset", "step", "finish", "close", "run", "answer", "give_up"]
 # reward_fault: a reward function failed, which ends the run.
 Failure = Literal["", "env_crash", "env_timeout", "reward_fault"]
 
@@ -72,6 +73,8 @@ class StepReply:
             reply; each was ended, and answered nothing.
         usage: what the process asked of models since its last reply, by model; of calls that run
             side by side in one process the first to end has it all.
+        questions: the call is not over: it waits for the policy to answer these.
+        paid: what answers to earlier questions have earned, by the question's number.
         seconds: the call's own time, in which it computed or waited for something of its own; not
             that in which it waited for its turn, or for a processor.
     """
@@ -91,6 +94,8 @@ class StepReply:
     error: str = ""
     strays: int = 0
     usage: Counts = field(default_factory=dict)
+    questions: list[Question] = field(default_factory=list)
+    paid: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
 
     # The value for an episode that replies once at a time.
@@ -272,6 +277,10 @@ def read_reply(answer: bytes) -> StepReply:
         reply = REPLY.validate_json(answer)
         check_observation(reply.messages, "the reply", max_chars=sys.maxsize)
         check_reward(reply.reward or 0.0, "the reply")
+        for question in reply.questions:
+            check_observation(question.messages, "the question", max_chars=sys.maxsize)
+        for reward in reply.paid.values():
+            check_reward(reward, "the reply")
         return replace(
             reply,
             tool_calls=tool_calls(vars(reply)),

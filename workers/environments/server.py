@@ -11,12 +11,16 @@ import os
 import pickle
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from queue import SimpleQueue
+from typing import Any, NoReturn, TypeAlias
 
+from custom.asking import AskingLine, PolicyAnswer, Question, held, next_episode, trial_answers
 from custom.env import BadRewardFunction, NewHistory, Task
-from custom.env_calls import describe
+from custom.env_calls import Abandoned, describe
 from custom.model_usage import USAGE
 from custom.trial import play_trial
 from workers.environments.clock import TaskClock
@@ -31,6 +35,15 @@ from workers.environments.reply import (
     tool_calls,
     write_reply,
 )
+
+# Hands a part of a call on, which has questions, and waits for their answers.
+Exchange: TypeAlias = Callable[[StepReply], Sequence[PolicyAnswer]]
+# The calls of an episode, in which the policy may be asked.
+OF_EPISODE = ("reset", "step", "finish")
+
+
+class CannotAsk(RuntimeError):
+    """Raised where the policy is asked by what is no call of an episode."""
 
 
 class StrayCount:
@@ -57,12 +70,21 @@ class EnvServer:
 
     Args:
         stale_s: see `TaskClock`, which times the calls.
+
+    Attributes:
+        exchange: hands questions to the policy on; None: there is nobody to hand them to.
     """
 
     agent: Any = None
+    exchange: Exchange | None = None
 
     def __init__(self, stale_s: float = 0.0) -> None:
         self.clock = TaskClock(stale_s)
+        self._episode = 0
+        # A request over the connection that came in the place of answers.
+        self._next_request: tuple[int, Call, tuple[Any, ...]] | None = None
+        # Of the request that is being answered.
+        self._number = 0
         self._pid = os.getpid()
         self._strays = StrayCount()
 
@@ -71,9 +93,14 @@ class EnvServer:
 
         Whatever it raises, SystemExit and KeyboardInterrupt included, becomes the reply's error.
         """
-        self.clock.begin(f"self/task/{threading.get_native_id()}")
+        task = f"self/task/{threading.get_native_id()}"
+        self.clock.begin(task)
+        if kind == "reset":
+            self._episode = next_episode()
+        line = AskingLine(lambda questions: self._ask(kind, task, line, questions), self._episode)
         try:
-            reply: StepReply = getattr(self, kind)(*args)
+            with held(line):
+                reply: StepReply = getattr(self, kind)(*args)
         except BadRewardFunction as error:
             reply = StepReply(failure="reward_fault", error=str(error))
         except BaseException as error:
@@ -82,7 +109,41 @@ class EnvServer:
             self._end_stray(kind)
         # These replies no episode is given, and threads of a process share what was asked.
         usage = {} if kind in ("build", "close") else USAGE.take()
-        return replace(reply, seconds=self.clock.end(), usage=usage, strays=self._strays.take())
+        return replace(
+            reply,
+            seconds=self.clock.end(),
+            usage=usage,
+            strays=self._strays.take(),
+            paid=line.take_paid(),
+        )
+
+    def _ask(
+        self, kind: Call, task: str, line: AskingLine, questions: Sequence[Question]
+    ) -> Sequence[PolicyAnswer]:
+        """Hands questions on that were asked in a call; the call's time stands still meanwhile.
+
+        Raises:
+            CannotAsk: the call is none of an episode.
+            Abandoned: the call was given up.
+        """
+        if kind == "trial":
+            return trial_answers(questions, line.asked)
+        if kind not in OF_EPISODE or self.exchange is None or os.getpid() != self._pid:
+            raise CannotAsk(
+                f"the policy cannot be asked in {kind}: ask in a reset, a step or a reward_fn of "
+                "an episode, in the process that runs it"
+            )
+        part = StepReply(
+            questions=list(questions),
+            paid=line.take_paid(),
+            usage=USAGE.take(),
+            strays=self._strays.take(),
+            seconds=self.clock.end(),
+        )
+        try:
+            return self.exchange(part)
+        finally:
+            self.clock.begin(task)
 
     def answer(self, kind: Call, args: tuple[Any, ...]) -> bytes:
         """Runs one call and returns the reply as JSON."""
@@ -92,12 +153,37 @@ class EnvServer:
         """Answers calls until the agent is closed or nobody is there to ask."""
         # A child that the environment forks would read others' calls, and answer them.
         os.register_at_fork(after_in_child=connection.close)
+        self.exchange = partial(self._exchange_over, connection)
         kind = ""
         with contextlib.suppress(EOFError, OSError):
             while kind != "close":
-                number, kind, args = pickle.loads(connection.recv_bytes())
-                connection.send_bytes(numbered(number, self.answer(kind, args)))
+                request = self._next_request or pickle.loads(connection.recv_bytes())
+                self._next_request = None
+                self._number, kind, args = request
+                reply = self.answer(kind, args)
+                # A call that was given up is answered to nobody.
+                if self._next_request is None:
+                    connection.send_bytes(numbered(self._number, reply))
         self.call("close", ())
+
+    def _exchange_over(self, connection: Connection, part: StepReply) -> Sequence[PolicyAnswer]:
+        """Sends questions as the reply to the request at hand; the next one brings the answers.
+
+        Raises:
+            Abandoned: it brings none, as the call was given up.
+        """
+        try:
+            connection.send_bytes(numbered(self._number, write_reply(part, "answer")))
+            request = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            raise Abandoned from None
+        number, kind, args = request
+        if kind != "answer":
+            self._next_request = request
+            raise Abandoned
+        self._number = number
+        answers: Sequence[PolicyAnswer] = args[0]
+        return answers
 
     def build(self, spec: Any) -> StepReply:
         """Makes the agent from its spec, pickled or not; replies with its tools."""
@@ -168,3 +254,42 @@ class EnvServer:
         environment = getattr(self.agent, "environment", None)
         anchor = getattr(environment, "anchor", None)
         return str(anchor()) if callable(anchor) else None
+
+
+class SteppedServer:
+    """Does as an `EnvServer` that is called from elsewhere, and whose calls may ask meanwhile.
+
+    They run in a thread of their own, since a method has to return for its reply to be read.
+    """
+
+    def __init__(self) -> None:
+        self._requests: SimpleQueue[tuple[Call, tuple[Any, ...]]] = SimpleQueue()
+        self._replies: SimpleQueue[bytes] = SimpleQueue()
+        self._next_request: tuple[Call, tuple[Any, ...]] | None = None
+        self._server = EnvServer()
+        self._server.exchange = self._exchange
+        threading.Thread(target=self._serve, name="environment", daemon=True).start()
+
+    def answer(self, kind: Call, args: tuple[Any, ...]) -> bytes:
+        """Runs one call, or goes on with it, and returns its reply or its questions as JSON."""
+        self._requests.put((kind, args))
+        return self._replies.get()
+
+    def _serve(self) -> None:
+        while True:
+            kind, args = self._next_request or self._requests.get()
+            self._next_request = None
+            reply = self._server.answer(kind, args)
+            # A call that was given up is answered to nobody.
+            if self._next_request is None:
+                self._replies.put(reply)
+
+    def _exchange(self, part: StepReply) -> Sequence[PolicyAnswer]:
+        """Replies with questions; the next request brings the answers. Raises Abandoned."""
+        self._replies.put(write_reply(part, "answer"))
+        kind, args = self._requests.get()
+        if kind != "answer":
+            self._next_request = (kind, args)
+            raise Abandoned
+        answers: Sequence[PolicyAnswer] = args[0]
+        return answers

@@ -29,7 +29,7 @@ from workers.environments.reply import (
     read_reply,
     split_number,
 )
-from workers.environments.server import EnvServer
+from workers.environments.server import EnvServer, Exchange, SteppedServer
 
 logger = logging.getLogger(__name__)
 Isolation = Literal["thread", "process", "ray"]
@@ -54,7 +54,13 @@ class EnvWorker(ABC):
 
     @abstractmethod
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
-        """Runs a call of `EnvServer` there and waits for it. Raises WorkerLost."""
+        """Runs a call of `EnvServer` there and waits for it. Raises WorkerLost.
+
+        A reply that has questions is none yet: the call `answer` goes on with it.
+        """
+
+    def set_exchange(self, exchange: Exchange) -> None:  # noqa: B027
+        """Says who is handed questions by a worker whose calls run in the thread that calls."""
 
     def ran(self) -> float:
         """Returns the seconds, on the agent's `TaskClock`, since the running call began.
@@ -94,6 +100,10 @@ class ThreadWorker(EnvWorker):
     def __init__(self) -> None:
         self._server = EnvServer(STALE_S)
         self.clock = self._server.clock
+
+    def set_exchange(self, exchange: Exchange) -> None:
+        """Says who is handed questions: the call itself waits for their answers."""
+        self._server.exchange = exchange
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs the call here, in the calling thread."""
@@ -195,13 +205,17 @@ class RayWorker(EnvWorker):
 
     _actor: Any = None
 
+    def __init__(self, asks_player: bool = False) -> None:
+        super().__init__()
+        self._server_class = SteppedServer if asks_player else EnvServer
+
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Calls the actor, which is made at the first call, and waits for the reply."""
         import ray
 
         try:
             if self._actor is None:
-                make_actor = ray.remote(num_cpus=0)(EnvServer)
+                make_actor = ray.remote(num_cpus=0)(self._server_class)
                 self._actor = make_actor.remote()
             self.clock.begin(None)
             return read_reply(ray.get(self._actor.answer.remote(kind, args)))
@@ -226,12 +240,16 @@ class RayWorker(EnvWorker):
         self.kill()
 
 
-def make_worker(kind: Isolation, processes: EnvProcesses) -> EnvWorker:
-    """Makes an env worker of that kind; its process or actor starts with the first call."""
+def make_worker(kind: Isolation, processes: EnvProcesses, asks_player: bool) -> EnvWorker:
+    """Makes an env worker of that kind; its process or actor starts with the first call.
+
+    Args:
+        asks_player: its agent may ask who plays the episode.
+    """
     if kind == "process":
         return ProcessWorker(processes)
     if kind == "ray":
-        return RayWorker()
+        return RayWorker(asks_player)
     return ThreadWorker()
 
 

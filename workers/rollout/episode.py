@@ -30,7 +30,7 @@ import json
 import sys
 from array import array
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +40,7 @@ from custom.model_usage import Counts, add_counts
 from data.turn_tokens import Conversation, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
 from workers.rollout.engine import Completion, Sampling, VersionSpan, copy_with
+from workers.rollout.questions import Questions
 from workers.rollout.speaker import NOBODY, Speaker
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
@@ -96,6 +97,7 @@ class Row:
         speaker: whose turns they are.
         seam: where a new context begins with the row; None: it does not.
         source: what its prompt was rendered from; None: nobody knows.
+        aside: it is none of the episode's own conversation: its environment asked for it.
         routed_experts: the engine's choices for the row's tokens from the first on, as far as it
             said; see `Completion`. A token keeps those of the turn in which it was computed first.
     """
@@ -108,6 +110,7 @@ class Row:
     speaker: Speaker = NOBODY
     seam: Seam | None = None
     source: PromptSource | None = field(default=None, compare=False, repr=False)
+    aside: bool = False
     routed_experts: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -171,8 +174,9 @@ class Turn:
     (features/programs) `asked` are the messages of its request, those that are new since turn
     `behind`, or all where that is None. `engine_seconds` passed from the question to the engine
     until its answer. A text that a history asked the policy for is a turn that no environment
-    reads: it `writes` that, such as a summary, and was `asked` for it. With `is_trained` false its
-    tokens get mask 0.
+    reads: it `writes` that, such as a summary, and was `asked` for it. So is a text that the
+    environment asked for, which stands in a row `aside`. With `is_trained` false its tokens get
+    mask 0.
     """
 
     text: str
@@ -184,6 +188,7 @@ class Turn:
     behind: int | None = None
     engine_seconds: float = 0.0
     writes: str = ""
+    aside: bool = False
     is_trained: bool = True
 
 
@@ -203,10 +208,11 @@ class Episode:
         group, sample: which prompt group it belongs to, and which of its samples it is.
         spec: the environment's index.
         seed, task: what the environment is reset with.
-        rows: one, or more where the chat template rewrites history or a new context begins; the
-            last one grows.
+        rows: one, or more where the chat template rewrites history or a new context begins, the
+            last of which grows; beside these the rows that its environment asked for.
         messages: the whole conversation, of which `initial_messages` came from the reset.
         final_reward: what replaces the rewards of the turns, if the environment gave it.
+        asked: what is counted of the questions that its environment asked the policy.
         program: of a program, its numbers and the last lines of its output, by name.
         attempt: counts restarts after a crash; `failed_attempts` holds what was played before it.
         ending: one of ENDINGS; of an answer to a prompt the engine's finish reason.
@@ -226,6 +232,7 @@ class Episode:
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     final_reward: float | None = None
+    asked: dict[str, float] = field(default_factory=dict)
     program: dict[str, Any] = field(default_factory=dict)
     attempt: int = 0
     failed_attempts: list[FailedAttempt] = field(default_factory=list)
@@ -239,7 +246,10 @@ class Episode:
     @property
     def row(self) -> Row:
         """Returns the row that grows."""
-        return self.rows[-1]
+        last = self.rows[-1]
+        if not last.aside:
+            return last
+        return [row for row in self.rows if not row.aside][-1]
 
     @property
     def anchors(self) -> list[str]:
@@ -294,6 +304,7 @@ class Episode:
         self.initial_messages = []
         self.messages = []
         self.turns = []
+        self.asked = {}
         self.program = {}
         self.ending = ""
         self.error = ""
@@ -352,6 +363,16 @@ class Ask(NamedTuple):
     args: tuple[Any, ...]
 
 
+class Samples(NamedTuple):
+    """Asks the engine to continue several ids at once; all or none are sampled.
+
+    Each is answered by its Completion when that is there, the further ones where the episode makes
+    a request that asks for nothing (`Several()`); or it raises Ended.
+    """
+
+    samples: Sequence[Sample]
+
+
 class Several(NamedTuple):
     """Makes the requests of an episode that may have several on their way.
 
@@ -365,7 +386,7 @@ class Several(NamedTuple):
     dropped: Sequence[int] = ()
 
 
-Request = Sample | Ask | Several
+Request = Sample | Ask | Samples | Several
 Play = Generator[Request, Any, None]
 
 
@@ -422,20 +443,55 @@ def begin_row(
     episode.messages = list(messages)
     prompt = conversation.prompt()
     source = PromptSource(messages, conversation.tools)
-    episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length], source=source))
+    # Before those that the environment asked for in its reset.
+    episode.rows.insert(0, Row(prompt_ids=prompt[: limits.prompt_length], source=source))
     return len(prompt) <= limits.prompt_length
 
 
-def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepReply, StepReply]:
-    """Makes the environment answer. Raises EnvironmentGone, or BadRewardFunction to end the run."""
-    reply = yield Ask(kind, args)
+def ask(
+    episode: Episode, kind: Call, *args: Any, questions: Questions | None = None
+) -> Generator[Request, Any, StepReply]:
+    """Makes the environment answer.
+
+    Args:
+        questions: answers what the environment asks meanwhile; None: that is refused.
+
+    Raises:
+        EnvironmentGone: it failed, or waits for answers that there will not be.
+        BadRewardFunction: to end the run.
+    """
+    questions = questions or Questions()
+    reply: StepReply = yield Ask(kind, args)
+    _take_reply(episode, reply, questions)
+    seconds = 0.0
+    while reply.questions:
+        try:
+            answers = yield from questions.answer(reply.questions)
+        except Ended as end:
+            ending, error = end.args
+            yield Ask("give_up", (error,))
+            raise EnvironmentGone(ending, error) from None
+        seconds += reply.seconds
+        reply = yield Ask("answer", (answers,))
+        _take_reply(episode, reply, questions)
+    # Those of the call's earlier parts are its own, too.
+    return replace(reply, seconds=seconds + reply.seconds) if seconds else reply
+
+
+def _take_reply(episode: Episode, reply: StepReply, questions: Questions) -> None:
+    """Takes in what a part of a call says of the episode.
+
+    Raises:
+        EnvironmentGone, BadRewardFunction: as of `ask`.
+    """
     episode.env_seconds += reply.seconds
     add_counts(episode.models, reply.usage)
     if reply.failure == "reward_fault":
         raise BadRewardFunction(reply.error)
     if reply.failure:
         raise EnvironmentGone(reply.failure, reply.error)
-    return reply
+    if reply.paid:
+        questions.pay(reply.paid)
 
 
 def sample(

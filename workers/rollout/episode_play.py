@@ -44,6 +44,7 @@ from workers.rollout.episode import (
     take_completion,
 )
 from workers.rollout.history import HistoryRule, NewContext, Standing, Writing, Written
+from workers.rollout.questions import QuestionRule, Questions
 
 
 def play_episode(
@@ -53,6 +54,7 @@ def play_episode(
     tokens: TurnTokens | None,
     tools: Sequence[Tools],
     history: HistoryRule | None = None,
+    questions: QuestionRule | None = None,
 ) -> Play:
     """Plays an episode in its environment, from the reset to `episode.ending`.
 
@@ -60,12 +62,16 @@ def play_episode(
         tokens: None: the episode is a prompt and its answer.
         tools: per environment, its tools' schemas.
         history: decides where a new context begins; None: nowhere.
+        questions: answers what the environment asks the policy; None: that is refused.
     """
+    asked = None
     try:
         if tokens is None:
             completion = yield from sample(episode, sampler, limits)
             episode.ending = completion.finish_reason
             return
+        if questions is not None:
+            asked = questions(episode, sampler, limits, tokens)
         playing = Playing(
             episode=episode,
             sampler=sampler,
@@ -73,9 +79,10 @@ def play_episode(
             tokens=tokens,
             tools=tools[episode.spec],
             history=history,
+            questions=asked,
         )
         episode.ending, episode.error = yield from playing.take_turns()
-        reply = yield from ask(episode, "finish", episode.ending)
+        reply = yield from ask(episode, "finish", episode.ending, questions=asked)
         if reply.reward is not None and episode.ending not in FAILURES:
             # The episode's reward replaces those of its turns.
             episode.final_reward = reply.reward
@@ -83,8 +90,10 @@ def play_episode(
             episode.add_reward(reply.reward)
     except (Ended, EnvironmentGone) as end:
         episode.ending, episode.error = end.args
-    if not episode.rows:
-        episode.rows.append(Row(prompt_ids=[]))
+    if all(row.aside for row in episode.rows):
+        episode.rows.insert(0, Row(prompt_ids=[]))
+    if asked is not None:
+        asked.close()
 
 
 @dataclass(kw_only=True)
@@ -97,6 +106,7 @@ class Context:
         messages: those before them.
         turns: that the policy has taken in it.
         first_turn: the number of the first of these.
+        last_turn: the number of the last of these.
     """
 
     conversation: Conversation
@@ -104,6 +114,7 @@ class Context:
     messages: list[Message] = field(default_factory=list)
     turns: int = 0
     first_turn: int = 0
+    last_turn: int = 0
 
 
 @dataclass(kw_only=True)
@@ -116,13 +127,15 @@ class Playing:
     tokens: TurnTokens
     tools: Tools
     history: HistoryRule | None
+    questions: Questions | None
     context: Context = field(init=False)
 
     def take_turns(self) -> Generator[Request, Any, tuple[str, str]]:
         """Samples and steps until something ends the episode; returns the ending and the error."""
         episode = self.episode
         limits = self.limits
-        reply = yield from ask(episode, "reset", episode.spec, episode.seed, episode.task)
+        task = (episode.spec, episode.seed, episode.task)
+        reply = yield from ask(episode, "reset", *task, questions=self.questions)
         try:
             if not self._begin_episode(reply.messages):
                 return "overflow", ""
@@ -134,7 +147,7 @@ class Playing:
                         return "overflow", ""
                     continue
                 text = CutText(turn.text) if is_cut else turn.text
-                reply = yield from ask(episode, "step", text)
+                reply = yield from ask(episode, "step", text, questions=self.questions)
                 turn.reply = reply
                 episode.add_reward(reply.reward or 0.0)
                 if reply.done:
@@ -166,6 +179,7 @@ class Playing:
             anchor=anchor,
             engine_seconds=engine_seconds,
         )
+        self.context.last_turn = len(self.episode.turns)
         self.episode.turns.append(turn)
         self.context.turns += 1
         return turn
@@ -195,7 +209,7 @@ class Playing:
 
     def _last_ids(self) -> list[int]:
         """Lists the ids of the last turn."""
-        return self.episode.row.sampled_in(len(self.episode.turns) - 1)
+        return self.episode.row.sampled_in(self.context.last_turn)
 
     def _join(self, joined: Join) -> None:
         """Adds what follows a turn to the row. Raises Ended where there is no room.
@@ -333,11 +347,12 @@ class Playing:
             tokens=len(completion.token_ids),
             anchor=f"{writing.purpose} {anchor}",
             asked=writing.messages,
-            behind=len(episode.turns) - 1,
+            behind=self.context.last_turn,
             engine_seconds=engine_seconds,
             writes=writing.purpose,
             is_trained=writing.is_trained,
         )
+        self.context.last_turn = len(episode.turns)
         episode.turns.append(turn)
         episode.messages += [*writing.messages, {"role": "assistant", "content": turn.text}]
         return Written(turn.text, turn.tokens)

@@ -10,7 +10,8 @@ before the next are submitted, in a fixed order.
                              ^       --Ask-----> environments  ... poll ---------+
                              +------------------_resume--------------------------+
 
-An episode in an environment has one request on its way. A program (features/programs), which plays
+An episode in an environment has one request on its way, or the answers to what its environment
+asks at once (`Samples`). A program (features/programs), which plays
 by itself and asks for its turns, may have several turns sampled at the same time (`Several`), and
 may be heard at any time. One thing holds for every episode: while none of its turns is sampled its
 environment is awaited.
@@ -46,10 +47,12 @@ from workers.rollout.episode import (
     Request,
     Sample,
     Sampler,
+    Samples,
     TurnLimits,
 )
 from workers.rollout.episode_play import play_episode
 from workers.rollout.history import HistoryRule
+from workers.rollout.questions import QuestionRule
 
 # Where the engine has nothing to do, replies are awaited for this many seconds at a time.
 WAIT_S = 1.0
@@ -117,6 +120,7 @@ class TurnLoop:
         programs: how episodes are played of those specs that are programs; others are played by
             `play_episode`.
         history: decides where these others begin a new context; None: nowhere.
+        questions: answers what their environments ask the policy; None: that is refused.
         lockstep: all outstanding turns are awaited before the next are submitted, in a fixed order,
             and a batch begins when the one before it has ended, so that the same inputs give the
             same batches.
@@ -142,6 +146,7 @@ class TurnLoop:
     tools: Sequence[Tools] = (None,)
     programs: Mapping[int, Player] = field(default_factory=dict)
     history: HistoryRule | None = None
+    questions: QuestionRule | None = None
     lockstep: bool = False
     max_live: int | None = None
     group: dist.ProcessGroup | None = None
@@ -231,7 +236,7 @@ class TurnLoop:
 
     def _start(self, key: int, episode: Episode, batch: Batch) -> None:
         started_at = time.perf_counter()
-        player: Player = partial(play_episode, history=self.history)
+        player: Player = partial(play_episode, history=self.history, questions=self.questions)
         if episode.spec in self.programs:
             player = self.programs[episode.spec]
             self.listening.add(key)
@@ -264,6 +269,8 @@ class TurnLoop:
         """Begins what an episode asks for; returns how it ends where the engine refuses a turn."""
         if isinstance(request, Sample):
             return self._submit(key, request)
+        if isinstance(request, Samples):
+            return self._submit_all(key, request.samples)
         if isinstance(request, Ask):
             self._ask_environment(key, request)
             return None
@@ -290,8 +297,18 @@ class TurnLoop:
             return Ended("engine_error", f"{type(error).__name__}: {error}")
         self.sampling[request_id] = (key, request.number)
         self.running[key].sampled += 1
-        if self.lockstep and self.running[key].sampled > 1:
+        if self.lockstep and key in self.listening and self.running[key].sampled > 1:
             warn_once(__name__, NOT_ONE_BY_ONE)
+        return None
+
+    def _submit_all(self, key: int, samples: Sequence[Sample]) -> Ended | None:
+        """Submits several turns; where the engine refuses one the others are given up."""
+        for count, sample in enumerate(samples):
+            refusal = self._submit(key, sample)
+            if refusal is not None:
+                for submitted in samples[:count]:
+                    self._drop(key, submitted.number)
+                return refusal
         return None
 
     def _drop(self, key: int, number: int) -> None:

@@ -66,9 +66,16 @@
     const listed = isWhole && told.length > 1 ? `${told[0]}–${told.at(-1)}` : told.join(", ");
     const what = turns.length ? `turn${turns.length > 1 ? "s" : ""} ${listed}` : "no turn";
     const text = `row ${number}: ${what}, ${row.columns.prompt_ids.length} + `
-      + `${row.columns.response_ids.length} tokens, ${sampled} sampled${begins}`;
+      + `${row.columns.response_ids.length} tokens, ${sampled} sampled${begins}${asideOf(row)}`;
     return element("button", { type: "button", class: "node", "aria-pressed": String(isChosen),
       onclick: () => choose(number) }, text, rewriting(episode, row));
+  }
+
+  // Whether the environment asked for a row, and whose own reward it earns.
+  function asideOf(row) {
+    if (typeof row.aside !== "string") return "";
+    const own = row.aside ? `, with a reward of its own as ${viewer.plainText(row.aside)}` : "";
+    return `, asked for by the environment${own}`;
   }
 
   // Whether turns are a program's requests; what was written for a new context was asked for, too.

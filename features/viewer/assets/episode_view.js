@@ -209,24 +209,38 @@
     return [
       episode.failed_attempts.map(failedAttempt),
       begins.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
-      episode.turns.map(turnView),
+      turnViews(episode.turns),
       episode.error && !isOfAttempt ? bubble("error", viewer.block(episode.error), "error") : null,
       episode.turns.length ? null : element("p", { class: "hint" }, "The policy said nothing."),
     ];
+  }
+
+  // The turns in order; what the environment asked the policy stands before what it then answered.
+  function turnViews(turns) {
+    const views = [];
+    let answers = null;
+    turns.forEach((turn, number) => {
+      if (!turn.facts.aside) {
+        views.push(answers);
+        answers = (turn.asked ? [] : turn.observation)
+          .map(([role, text]) => bubble(role || "environment", viewer.block(text), "env"));
+      }
+      views.push(turnView(turn, number));
+    });
+    return [...views, answers];
   }
 
   function turnView(turn, number) {
     const found = tokensOfTurn(number);
     const said = found ? saidInTokens(found) : saidInText(turn.text);
     const label = element("span", {}, `policy, turn ${number + 1}`, turnFacts(turn.facts));
-    const answers = turn.asked ? [] : turn.observation;
-    return [
+    const parts = [
       seam(found, number),
       turn.asked ? asked(turn, number) : null,
       bubble(label, said, "policy"),
       calls(turn.facts.tool_calls),
-      answers.map(([role, text]) => bubble(role || "environment", viewer.block(text), "env")),
     ];
+    return turn.facts.aside ? element("section", { class: "aside-turn" }, parts) : parts;
   }
 
   // What was dropped where a new context begins with the turn.
@@ -281,7 +295,8 @@
   function asked(turn, number) {
     const isNext = turn.behind === number - 1;
     const begins = typeof turn.behind !== "number";
-    const place = begins ? "a conversation begins" : `goes on behind turn ${turn.behind + 1}`;
+    const opens = turn.facts.aside ? "the environment asks" : "a conversation begins";
+    const place = begins ? opens : `goes on behind turn ${turn.behind + 1}`;
     return [
       isNext || (begins && number === 0) ? null : element("p", { class: "hint branch" }, place),
       turn.asked.map(([role, text]) => bubble(role || "message", viewer.block(text), "env")),
@@ -296,7 +311,8 @@
       .filter(([, seconds]) => typeof seconds === "number" && seconds > 0);
     for (const [what, seconds] of took) shownFacts.push(`${what} ${viewer.short(seconds, 2)} s`);
     if (facts.done === true) shownFacts.push("the last");
-    if (facts.writes) shownFacts.push(`writes a ${viewer.plainText(String(facts.writes))}`);
+    if (facts.aside) shownFacts.push(`the environment asked ${viewer.plainText(String(facts.writes))}`);
+    else if (facts.writes) shownFacts.push(`writes a ${viewer.plainText(String(facts.writes))}`);
     if (facts.trained === false) shownFacts.push("not trained on");
     if (facts.replaces_history === true) shownFacts.push("its answer replaces the conversation");
     if (facts.finish_reason in UNTAKEN) shownFacts.push(UNTAKEN[facts.finish_reason]);

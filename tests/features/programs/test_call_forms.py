@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from features.programs.conversations import Conversations
 from features.programs.exchange import Answer, AskedCompletion
 from features.programs.protocols import anthropic_messages, chat_completions
 from features.programs.recall import Recall
+from features.shared.conversations import Conversations
 from tests.zoo.tool_forms import TOOL_FORMS, ToolForm
 from tests.zoo.tool_proofs import QUESTION, PlayedForm
 from workers.rollout.engine import Completion

@@ -11,13 +11,13 @@ import pytest
 from custom.env import BadRewardFunction
 from custom.tools.parsers import get_parser
 from features.programs.attempt import without_beginnings
-from features.programs.conversations import Conversations
 from features.programs.exchange import Answer, AnsweredCompletion, AskedCompletion, Earned
 from features.programs.play import cut_completion, first_stop
 from features.programs.protocols import PROTOCOLS
 from features.programs.recall import Recall
 from features.programs.report import NoReward, report_of_output
 from features.programs.rewards import ProgramReward
+from features.shared.conversations import Conversations
 from tests.features.programs.hostile import TOOL
 from tests.unit.test_turn_tokens import turn_tokens
 from workers.rollout.engine import Completion, VersionSpan

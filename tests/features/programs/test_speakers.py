@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from features.programs.conversations import Conversations
 from features.programs.exchange import Asked, Earned, Exited
 from features.programs.play import ProgramEpisode
 from features.programs.spec import ProgramSpec
+from features.shared.conversations import Conversations
 from tests.features.programs.test_pool import exit_of, play, pool_of
 from tests.unit.test_turn_tokens import turn_tokens
 from workers.rollout.engine import Completion, Sampling

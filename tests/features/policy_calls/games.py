@@ -1,0 +1,181 @@
+"""Games whose code asks the policy, for the tests of policy_calls; in any home."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from typing import Any
+
+from custom.env import BaseEnvironment, Trajectory
+from custom.tools import Tool, ToolDefinition
+from features.policy_calls import PolicyError, policy
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+class Asker(BaseEnvironment):
+    """Asks the policy once in each step; two steps."""
+
+    turns = 2
+
+    def reset(self, seed: int | None = None) -> str:
+        self.draw = random.Random(seed)
+        self.turn = 0
+        self.replies: list[Any] = []
+        return "guess"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self.turn += 1
+        self.ask(action)
+        said = self.replies[-1].text if self.replies else ""
+        return f"higher {said}", float(self.turn), self.turn >= self.turns, {}
+
+    def ask(self, action: str) -> None:
+        self.replies.append(policy.ask(f"number {self.turn}"))
+
+
+class Critic(Asker):
+    """Asks a masked question, and one that it pays by itself."""
+
+    def ask(self, action: str) -> None:
+        self.replies.append(policy.ask("the number is", train=False))
+        critic = policy.ask(f"correct {action[:20]}", name="critic")
+        critic.reward = 0.25 * self.turn
+        self.replies.append(critic)
+
+
+class Talker(Asker):
+    """Goes on with a conversation of its own, in one row."""
+
+    def ask(self, action: str) -> None:
+        if self.turn == 1:
+            self.talk = [user("guess")]
+        self.replies.append(policy.ask(self.talk))
+        self.talk += [self.replies[-1].message, user("higher")]
+
+
+class SideBySide(Asker):
+    """Asks three questions at once, by tasks and by a list."""
+
+    def ask(self, action: str) -> None:
+        questions = [f"number {number}" for number in (3, 1, 2)]
+        if self.turn == 1:
+            self.replies += policy.ask_all(questions)
+            return
+
+        async def talk() -> list[Any]:
+            return list(await asyncio.gather(*[policy.chat(question) for question in questions]))
+
+        self.replies += asyncio.run(talk())
+
+
+class InReset(Asker):
+    """Asks in its reset, too."""
+
+    def reset(self, seed: int | None = None) -> str:
+        first = super().reset(seed)
+        return f"{first} {policy.ask('number')}"
+
+
+class ForEver(Asker):
+    """Asks for ever, whatever it is told."""
+
+    def ask(self, action: str) -> None:
+        while True:
+            try:
+                policy.ask("guess")
+            except PolicyError as error:
+                assert error.refusal == "limit"
+
+
+class UntilRefused(Asker):
+    """Asks until it is told that it may not, and says what it was told."""
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        asked = 0
+        try:
+            while True:
+                policy.ask("guess", max_tokens=2)
+                asked += 1
+        except PolicyError as error:
+            return "", float(asked), True, {"was": 1.0, "task": str(error)[:60]}
+
+
+class LetsPass(Asker):
+    """Asks what has no room."""
+
+    def ask(self, action: str) -> None:
+        policy.ask("higher " * 500)
+
+
+class Slow(Asker):
+    """Takes a while itself, in three parts."""
+
+    def ask(self, action: str) -> None:
+        for _ in range(2):
+            time.sleep(0.2)
+            self.replies.append(policy.ask("guess"))
+        time.sleep(0.2)
+
+
+class FromThread(Asker):
+    """Asks from a thread of its own."""
+
+    def ask(self, action: str) -> None:
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                policy.ask("guess")
+            except RuntimeError as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        raise raised[0]
+
+
+class PaysLate(Asker):
+    """Pays the first reply at the end, and one of another episode."""
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        result = super().step(action)
+        if self.turn == 2:
+            self.replies[0].reward = -1.0
+        return result
+
+
+class SubAgent(Tool):
+    """Has the policy answer a question, whose answer may call the tool again."""
+
+    definition = ToolDefinition(
+        name="sub_agent",
+        description="Answers a question.",
+        parameters={
+            "type": "object",
+            "properties": {"question": {"type": "string"}},
+            "required": ["question"],
+        },
+        timeout_s=30.0,
+    )
+
+    def execute(self, question: str) -> str:
+        return policy.ask(question[:40]).text
+
+
+def judged(trajectory: Trajectory, environment: Any) -> float:
+    """A reward that the policy is asked for."""
+    verdict = policy.ask("correct", train=False)
+    return float(len(verdict.text) % 3)
+
+
+def judged_and_paid(trajectory: Trajectory, environment: Any) -> float:
+    """A reward, and one of the reply's own."""
+    verdict = policy.ask("correct", name="judge")
+    verdict.reward = 0.5
+    return 2.0
