@@ -65,6 +65,8 @@ class Feature:
         history: "module:function", (config, tokens) -> `HistoryRule`, which decides where an
             episode begins a new context, for every `agent.context` but keep; see
             workers/rollout/history.py. At most one feature brings one.
+        samplers: a name for `data.sampler.name` -> "module:function", (config, dataset) -> torch
+            Sampler of the training rows; see data/learning_sampler.py.
         probes: "module:function", (config, role) -> list of `UpdateProbe`, the role being "actor"
             or "critic"; see workers/model/probe.py.
         read_probes: "module:function", (config, role) -> list of `ReadProbe`, the role being "ref".
@@ -102,6 +104,7 @@ class Feature:
     metrics: str | None = None
     keeper: str | None = None
     history: str | None = None
+    samplers: Mapping[str, str] = field(default_factory=dict)
     probes: str | None = None
     read_probes: str | None = None
     sync_probes: str | None = None
@@ -129,6 +132,7 @@ class AbsentFeature:
         modes: its options of the command line.
         libraries: the names of its libraries of environments.
         loggers: as of `Feature`.
+        samplers: the names of its samplers.
         brings: the attributes of `Feature` that it has.
     """
 
@@ -138,6 +142,7 @@ class AbsentFeature:
     modes: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
     loggers: tuple[str, ...] = ()
+    samplers: tuple[str, ...] = ()
     brings: tuple[str, ...] = ()
 
 
@@ -154,7 +159,7 @@ def features() -> dict[str, Feature]:
         "translator", {name: ["a translator"] for name, each in found.items() if each.translator}
     )
     _require_one("history", {name: ["a history"] for name, each in found.items() if each.history})
-    for attribute in ("modes", "moved_keys", "moved_modules"):
+    for attribute in ("modes", "moved_keys", "moved_modules", "samplers"):
         _require_one(attribute, {name: vars(each)[attribute] for name, each in found.items()})
     return found
 
