@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
+from data.learning_sampler import GroupOutcome, LearningSampler
 from data.seeds import seed_for
 
 
@@ -24,7 +25,11 @@ class EpochOrder(Sampler[int]):
         inner: a sampler of the user's, whose order is taken instead. Where it has a `set_epoch`, as
             torch's DistributedSampler, that is called with the epoch's number before the order is
             taken, also where a resumed run begins inside the epoch. One that has an `update` is
-            asked for a row when that is drawn, and not for the whole order before.
+            asked for a row when that is drawn, and not for the whole order before; one that is a
+            `LearningSampler` is told where to begin, too.
+
+    Attributes:
+        drawn: with a sampler that learns, the rows given since the last `take_drawn`.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class EpochOrder(Sampler[int]):
         self.seed = seed
         self.shuffle = shuffle
         self.inner = inner
+        self.drawn: list[int] = []
         self.start(epoch=0, skip=0)
 
     def start(self, epoch: int, skip: int) -> None:
@@ -45,6 +51,22 @@ class EpochOrder(Sampler[int]):
     def learns(self) -> bool:
         """Returns whether the user's sampler is told what happened."""
         return callable(getattr(self.inner, "update", None))
+
+    def take_drawn(self) -> list[int]:
+        """Returns the rows that were given since the last time, of a sampler that learns."""
+        drawn = self.drawn
+        self.drawn = []
+        return drawn
+
+    def begin_draw(self, step: int, so_far: Sequence[GroupOutcome]) -> None:
+        """Tells the sampler for which step it draws, and what came of that step's groups so far."""
+        if isinstance(self.inner, LearningSampler):
+            self.inner.begin_draw(step, so_far)
+
+    def take_back(self, step: int, tasks: Sequence[int]) -> None:
+        """Tells the sampler which tasks a step in flight of a checkpoint plays."""
+        if isinstance(self.inner, LearningSampler):
+            self.inner.take_back(step, tasks)
 
     def update(self, batch: Any) -> None:
         """Tells the user's sampler of a step's batch, where it wants to know."""
@@ -71,9 +93,14 @@ class EpochOrder(Sampler[int]):
         """Yields the epoch's rows as the user's sampler gives them, each when it is drawn."""
         assert self.inner is not None
         self._begin_epoch()
+        skip = self.skip
+        if isinstance(self.inner, LearningSampler):
+            self.inner.start(self.epoch, skip)
+            skip = 0
         own_state = torch.Generator().manual_seed(seed_for(self.seed, 0, self.epoch)).get_state()
         rows = iter(self.inner)
         place = 0
+        self.drawn = []
         while True:
             # torch's own samplers draw from the global generator.
             with torch.random.fork_rng(devices=[]):
@@ -83,7 +110,8 @@ class EpochOrder(Sampler[int]):
             if row is None:
                 return
             place += 1
-            if place > self.skip:
+            if place > skip:
+                self.drawn.append(int(row))
                 yield row
 
     def __len__(self) -> int:

@@ -44,6 +44,7 @@ def _entry(name: str, feature: Feature) -> dict[str, Any]:
         "modes": list(feature.modes),
         "libraries": list(_libraries(feature)),
         "loggers": list(feature.loggers),
+        "samplers": list(feature.samplers),
         "brings": [each.name for each in fields(Feature) if vars(feature)[each.name]],
     }
     return {part: content for part, content in entry.items() if content}

@@ -123,7 +123,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
     def rollout(self) -> RolloutData:
         """Plays, or answers, one batch and scores it."""
         core = self._start()
-        rows = core.row_stream.draw()
+        rows = core.row_stream.draw(core.global_steps + 1)
         core.global_steps += 1
         batch, _ = core.generate(rows)
         core.position = core.row_stream.position

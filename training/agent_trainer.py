@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from custom.env_suite import EnvironmentSuite
+from data.learning_sampler import TASK_INDEX
 from data.loading import load_extern_object
 from data.plain_state import kept_state
 from data.protocol import DataProto
@@ -26,7 +27,12 @@ from training.config.leaves import anchored
 from training.config.loader import read_config
 from training.config.side_services import side_services
 from training.environment_trial import try_agents
-from training.episode_batches import add_row_columns, as_tasks, environment_rewards
+from training.episode_batches import (
+    add_row_columns,
+    as_tasks,
+    environment_rewards,
+    given_tasks,
+)
 from training.ray_trainer import Collate, RayPPOTrainer
 from training.run.abort_policy import FailureWatch, require_same_tasks
 from training.run.checkpoint_contents import DriverState
@@ -141,7 +147,10 @@ class AgentTrainer(RayPPOTrainer):
             first_group=first_group,
             suite=self.suite,
             tasks=tasks,
+            given=given_tasks(rows),
         )
+        if TASK_INDEX in rows:
+            described.non_tensor_batch[TASK_INDEX] = rows[TASK_INDEX].repeat(repeat)
         if self.config.plays_dataset_rows:
             add_row_columns(described)
         if self.multi_turn_rollout is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from custom.env_calls import call_method
 from data.array_ops import object_array
 from data.batch_fields import GIVEN_FIELDS
+from data.learning_sampler import GivenTask
 from data.own_names import keep_own
 from data.protocol import DataProto
 from data.texts import text_of
@@ -23,6 +24,8 @@ from workers.rollout.episode_descriptions import describe_episodes
 
 logger = logging.getLogger(__name__)
 
+# In collated rows, beside their tasks: what was given in the place of rows.
+GIVEN_TASK = "given_task"
 # Seconds for the environments to be closed at a run's end.
 CLOSING_S = 15.0
 
@@ -36,10 +39,19 @@ def environment_rewards(data: DataProto) -> Tensor:
 def as_tasks(rows: Sequence[Any]) -> Rows:
     """Collates a dataset's rows, which are the environment's tasks.
 
-    A number stands for an episode without a task.
+    A number stands for an episode without a task, a `GivenTask` for itself.
     """
-    tasks = [dict(row) if isinstance(row, Mapping) else {} for row in rows]
-    return {"task": object_array(tasks)}
+    given = [row if isinstance(row, GivenTask) else GivenTask(row=row) for row in rows]
+    tasks = [dict(each.row) if isinstance(each.row, Mapping) else {} for each in given]
+    columns: Rows = {"task": object_array(tasks)}
+    if any(each.seed is not None or each.environment is not None for each in given):
+        columns[GIVEN_TASK] = object_array(given)
+    return columns
+
+
+def given_tasks(columns: Mapping[str, Any], samples: int = 1) -> list[GivenTask]:
+    """Returns what `as_tasks` was given in the place of rows, one for each group; [] for rows."""
+    return list(columns[GIVEN_TASK][::samples]) if GIVEN_TASK in columns else []
 
 
 def add_row_columns(described: DataProto) -> None:
@@ -73,8 +85,11 @@ def described(prompts: DataProto, samples: int, first_group: int, *, rollout: An
         first_group=first_group,
         suite=rollout.suite,
         tasks=list(columns["task"][::samples]) if "task" in columns else [],
+        given=given_tasks(columns, samples),
     )
     for name, column in columns.items():
+        if name == GIVEN_TASK:
+            continue
         if name not in episodes.non_tensor_batch or name == "data_source":
             episodes.non_tensor_batch[name] = column
     rollout.wanted = episodes

@@ -68,6 +68,8 @@ class Feature:
         questions: "module:function", (config, tokens) -> `QuestionRule`, or None where the config
             turns it off: it answers what environments ask the policy; see
             workers/rollout/questions.py. At most one feature brings one.
+        samplers: a name for `data.sampler.name` -> "module:function", (config, dataset) -> torch
+            Sampler of the training rows; see data/learning_sampler.py.
         probes: "module:function", (config, role) -> list of `UpdateProbe`, the role being "actor"
             or "critic"; see workers/model/probe.py.
         read_probes: "module:function", (config, role) -> list of `ReadProbe`, the role being "ref".
@@ -114,6 +116,7 @@ class Feature:
     keeper: str | None = None
     history: str | None = None
     questions: str | None = None
+    samplers: Mapping[str, str] = field(default_factory=dict)
     probes: str | None = None
     read_probes: str | None = None
     sync_probes: str | None = None
@@ -145,6 +148,7 @@ class AbsentFeature:
         modes: its options of the command line.
         libraries: the names of its libraries of environments.
         loggers: as of `Feature`.
+        samplers: the names of its samplers.
         brings: the attributes of `Feature` that it has.
     """
 
@@ -154,6 +158,7 @@ class AbsentFeature:
     modes: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
     loggers: tuple[str, ...] = ()
+    samplers: tuple[str, ...] = ()
     brings: tuple[str, ...] = ()
 
 
@@ -172,6 +177,7 @@ def features() -> dict[str, Feature]:
     _require_one("history", {name: ["a history"] for name, each in found.items() if each.history})
     _require_one("questions", {name: ["answers"] for name, each in found.items() if each.questions})
     for attribute in ("modes", "moved_keys", "moved_modules"):
+    for attribute in ("modes", "moved_keys", "moved_modules", "samplers"):
         _require_one(attribute, {name: vars(each)[attribute] for name, each in found.items()})
     return found
 

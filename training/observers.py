@@ -65,6 +65,7 @@ class ObservedRun:
         total_steps: of the whole run; None: not known.
         step: that the run stands at: made last, or being made.
         changes: of settings, with which the run goes on: key -> (before, after).
+        sampler: of the training rows, of a feature or of the user's; None: rows are shuffled.
     """
 
     config: PPOConfig
@@ -77,6 +78,7 @@ class ObservedRun:
     total_steps: int | None = None
     step: int = 0
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    sampler: Any = None
 
 
 class Notice(NamedTuple):

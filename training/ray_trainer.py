@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.reward_managers.unscored import UNSCORED
 from data.batch_fields import GIVEN_FIELDS
+from data.learning_sampler import OUTCOMES, TASK_INDEX, GroupOutcome
 from data.own_names import keep_own
 from data.own_process import one_process
 from data.plain_state import kept_state
@@ -57,6 +58,7 @@ from training.episode_batches import (
 )
 from training.observers import ObservedRun, Observer, StepReport
 from training.observers_of_run import open_observers
+from training.outcomes import as_plain, from_plain, outcomes_of
 from training.reward import RewardFunction, lend_tokenizer
 from training.rollout_mismatch import read_mismatch
 from training.run.checkpoint import CheckpointSaver
@@ -178,6 +180,8 @@ class PPOTrainer:
         self.global_steps = 0
         self.position = DataPosition()
         self.in_step = False
+        # Of a step whose groups were chosen as it was generated.
+        self.outcomes_of_generation: list[GroupOutcome] = []
         self.val_generations: list[dict[str, Any]] = []
         self.signals = EndingSignals(postpone=lambda: self.in_step)
         # Gives back, in the end, the run's folder, Ray and the workers' processes.
@@ -209,6 +213,7 @@ class PPOTrainer:
             paid_by_environment=self._is_paid_by_environment(validate=False),
             val_paid_by_environment=self._is_paid_by_environment(validate=True),
             total_steps=self.total_training_steps,
+            sampler=self.row_stream.order.inner,
         )
 
     def _is_paid_by_environment(self, *, validate: bool) -> bool:
@@ -379,7 +384,7 @@ class PPOTrainer:
             with timer("update_weights"):
                 metrics |= self.sync_weights()
         dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
-        self.row_stream.learn(batch)
+        self.row_stream.learn(batch, self._outcomes_of_step(batch))
         self.on_batch(batch)
         metrics = with_printable_names(read_mismatch(metrics) | self._step_metrics(batch, timer))
         report = StepReport(
@@ -404,7 +409,14 @@ class PPOTrainer:
         staleness = self.step_source.mask_stale_groups(generated.batch, self.global_steps)
         self.observers.update_begins(generated.batch, self.global_steps)
         generated.batch.meta_info.pop(DROPPED, None)
+        self.outcomes_of_generation = from_plain(generated.batch.meta_info.pop(OUTCOMES, ()))
         return generated.batch, generated.metrics | staleness
+
+    def _outcomes_of_step(self, batch: DataProto) -> list[GroupOutcome]:
+        """Says what came of the step's groups, where the sampler is to know it."""
+        if not self.row_stream.learns or TASK_INDEX not in batch.non_tensor_batch:
+            return []
+        return self.outcomes_of_generation or outcomes_of(batch)
 
     def _end_step(self) -> None:
         """Keeps what a checkpoint of this step would hold of the driver."""
@@ -439,10 +451,13 @@ class PPOTrainer:
 
         They have a `uid` for each prompt, and what seeds the sampling.
         """
-        prompts = DataProto.from_single_dict(rows)
+        own = {name: column for name, column in rows.items() if name != TASK_INDEX}
+        prompts = DataProto.from_single_dict(own)
         prompts.non_tensor_batch = keep_own(
             prompts.non_tensor_batch, GIVEN_FIELDS, "the dataset's rows: a column"
         )
+        if TASK_INDEX in rows:
+            prompts.non_tensor_batch[TASK_INDEX] = rows[TASK_INDEX]
         batch = prompts.repeat(repeat, interleave=True)
         batch.meta_info = self._step_info(validate, step)
         groups = range(first_group, first_group + len(prompts))
@@ -476,21 +491,35 @@ class PPOTrainer:
         settings = self.config.algorithm.filter_groups
         if not settings.enable:
             return self._answers(rows, 0, step), {}
-        scored_batches = self._scored_batches(rows, step)
-        return collect_varied_groups(scored_batches, settings, self.config.prompts_per_step)
+        outcomes: list[GroupOutcome] = []
+        scored_batches = self._scored_batches(rows, step, outcomes)
+        batch, metrics = collect_varied_groups(
+            scored_batches, settings, self.config.prompts_per_step
+        )
+        if outcomes:
+            batch.meta_info[OUTCOMES] = as_plain(outcomes)
+        return batch, metrics
 
-    def _scored_batches(self, rows: Rows, step: int | None) -> Iterator[DataProto]:
+    def _scored_batches(
+        self, rows: Rows, step: int | None, outcomes: list[GroupOutcome]
+    ) -> Iterator[DataProto]:
         """Yields the rows' prompts answered and scored, then those of further rows as asked for.
 
         A further batch holds further groups of the same step.
+
+        Args:
+            outcomes: what came of each group is added to it, where the sampler is to know it.
         """
         for number in itertools.count():
             batch = self._answers(rows, number * self.config.prompts_per_step, step)
             scores, infos = self.score(batch, self.reward_fn)
             scored = self.phases.add_rewards(batch, scores, infos)
             self.observers.scored(scored, scores)
+            if TASK_INDEX in scored.non_tensor_batch:
+                outcomes += outcomes_of(scored)
             yield scored
-            rows = self.row_stream.draw()
+            number_of_step = self.global_steps if step is None else step
+            rows = self.row_stream.draw(number_of_step, so_far=outcomes)
 
     def _answers(self, rows: Rows, first_group: int, step: int | None) -> DataProto:
         """Answers the rows' prompts `rollout.n` times each.

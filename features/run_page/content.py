@@ -28,6 +28,7 @@ from features.run_page.curves import CurveWriter, points_for
 from features.run_page.events import OF_PROCESSES
 from features.run_page.groups import Group, group_runs, names_of, table_of_groups
 from features.run_page.looks import looks_of
+from features.run_page.own_tables import read_tables
 from features.run_page.run_folder import RUNNING, RunFolder
 from features.run_page.settings import Change, as_text, differences_from_defaults
 from features.run_page.tiles import tiles_of
@@ -156,6 +157,7 @@ def _facts_of(run: RunFolder, page: Path) -> dict[str, Any]:
         "changes": _changes_of(run),
         "settings": [row._asdict() for row in differences_from_defaults(run.settings)],
         "stepTimes": _step_times(run),
+        "tables": read_tables(run.path),
         "looks": looks_of(run.metrics, run.metrics.last_step),
         "viewer": _viewer_of(run, page),
     }

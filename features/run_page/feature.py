@@ -56,3 +56,27 @@ def refresh_page(run_dir: Path) -> None:
     from features.run_page.attempts import refresh_page as refresh
 
     refresh(run_dir)
+
+
+def write_table(
+    run_dir: Path,
+    name: str,
+    *,
+    title: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str | float | None]],
+    note: str = "",
+) -> None:
+    """Writes a table of another feature's, which the page of the run shows from then on.
+
+    Args:
+        name: letters, digits and _; the table that it named before is replaced.
+        rows: a cell for each heading: a text, a number, or None.
+        note: a sentence below the table; "": none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from features.run_page.own_tables import write_table as write
+
+    write(run_dir, name, {"title": title, "headings": headings, "rows": rows, "note": note})

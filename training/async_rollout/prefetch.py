@@ -55,7 +55,7 @@ class Prefetch:
     def _begin(self, step: int) -> Future[GeneratedStep]:
         if self.draws_while_generating:
             return self._threads.submit(self._draw_and_generate, step)
-        rows = self.row_stream.draw()
+        rows = self.row_stream.draw(step)
         return self._threads.submit(self._generate, rows, step, self.row_stream.position)
 
     def _generate(self, rows: Rows, step: int, position: DataPosition) -> GeneratedStep:
@@ -63,7 +63,7 @@ class Prefetch:
         return GeneratedStep(batch, metrics, position)
 
     def _draw_and_generate(self, step: int) -> GeneratedStep:
-        batch, metrics = self.generate(self.row_stream.draw(), step)
+        batch, metrics = self.generate(self.row_stream.draw(step), step)
         return GeneratedStep(batch, metrics, self.row_stream.position)
 
     def mask_stale_groups(self, batch: DataProto, step: int) -> Metrics:
@@ -90,6 +90,7 @@ class Prefetch:
             generated.set_result(step)
             self._begun.append(generated)
             self.row_stream.seek(step.position)
+            self.row_stream.take_back(step.batch)
             self.on_restored(step.batch)
 
     def shutdown(self) -> None:

@@ -111,7 +111,7 @@ class OnDemandSource:
 
     def next_step(self, step: int, last: int) -> PendingStep:
         """Draws the step's rows."""
-        return UngeneratedStep(self.row_stream.draw(), step, self.generate, self.row_stream)
+        return UngeneratedStep(self.row_stream.draw(step), step, self.generate, self.row_stream)
 
     def mask_stale_groups(self, batch: DataProto, step: int) -> Metrics:
         """Returns no metrics: the weights that sampled the batch are the latest."""

@@ -13,6 +13,7 @@ import torch
 
 from custom.env_suite import EnvironmentSuite
 from data.array_ops import object_array
+from data.learning_sampler import GivenTask
 from data.protocol import DataProto
 from data.seeds import sample_ids, seed_beside, seed_for
 from training.batch.row_groups import rows_by_key
@@ -26,6 +27,7 @@ def describe_episodes(
     first_group: int = 0,
     suite: EnvironmentSuite | None = None,
     tasks: Sequence[dict[str, Any]] = (),
+    given: Sequence[GivenTask] = (),
 ) -> DataProto:
     """Describes `groups` x `samples` episodes to play, a row each.
 
@@ -34,6 +36,7 @@ def describe_episodes(
         first_group: the number of the first group in the step.
         suite: chooses who plays group g; None: there is one environment.
         tasks: what `reset` is given beside the seed, for each group; an empty one is no task.
+        given: for each group the seed and the environment, where somebody else chose them.
 
     Validation's tasks are the same at every step, and not those of training; there each environment
     has its turn.
@@ -50,6 +53,9 @@ def describe_episodes(
         # The first group's environment is reset with that group's seed itself.
         seed_of_mix = seed_beside(seed_for(run_seed, step, first_group), "suite")
         chosen = suite.choose(numbers, seed_of_mix)
+    for number, task in enumerate(given):
+        seeds[number] = seeds[number] if task.seed is None else task.seed
+        chosen[number] = chosen[number] if task.environment is None else task.environment
     agents = np.repeat(np.array(chosen, dtype=np.int64), samples)  # (B,)
     columns = sample_ids(numbers, samples, step=step, validate=info["validate"])
     columns["agent_index"] = agents

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from data.learning_sampler import TASK_INDEX
 from data.protocol import DataProto
 from features.alarms.finding import Finding, Place
 from features.alarms.rule import RulesWithMemory, rule
@@ -97,8 +98,10 @@ class DatasetRules(RulesWithMemory):
     def doubled_prompts(self, seen: SeenStep) -> Iterator[Finding]:
         """Finds steps in which most prompts come twice, where none did before."""
         batch = seen.batch
-        # An environment may begin all of its tasks with the same words.
-        if "env_seed" in batch.non_tensor_batch:
+        # An environment may begin all of its tasks with the same words; a sampler that learns gives
+        # tasks more than once.
+        columns = batch.non_tensor_batch
+        if "env_seed" in columns or TASK_INDEX in columns:
             return
         keys = [prompt_key(batch, rows[0]) for rows in seen.episodes.first_by_group.values()]
         doubled = len(keys) - len(set(keys))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from data.learning_sampler import TASK_INDEX
 from data.protocol import DataProto
 from features.alarms.finding import Finding, Place, owner_name, place_of
 from features.alarms.rule import RulesWithMemory, rule
@@ -227,7 +228,8 @@ class RepeatRules(RulesWithMemory):
         batch = seen.batch
         groups = seen.episodes.first_by_group
         seeds = batch.non_tensor_batch.get("env_seed")
-        if seeds is None:
+        # A sampler that learns gives tasks more than once.
+        if seeds is None or TASK_INDEX in batch.non_tensor_batch:
             return
         of_groups = [int(seeds[rows[0]]) for rows in groups.values()]
         allowed = len(groups) / TASKS_A_REPEAT

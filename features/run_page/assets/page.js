@@ -174,6 +174,9 @@ function sectionsOfOne(run) {
   if (run.stepTimes.steps.length) {
     sections.push(["time", "Seconds of the last steps", stepTimeTable(run)]);
   }
+  run.tables.forEach((own, number) => {
+    sections.push([`table${number}`, own.title, ownTable(own)]);
+  });
   if (run.changes.length) {
     sections.push(["changes", "Settings that changed", changesTable(run)]);
   }

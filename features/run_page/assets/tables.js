@@ -101,6 +101,15 @@ function stepTimeTable(run) {
   return table(["step", ...names.map((name) => `${name}, s`)], rows.reverse());
 }
 
+// A table that another feature has written for the page.
+function ownTable({ headings, rows, note }) {
+  const parts = [table(headings, rows)];
+  if (note) {
+    parts.push(element("p", {}, [note]));
+  }
+  return element("div", {}, parts);
+}
+
 function changesTable(run) {
   const rows = [];
   for (const change of run.changes) {

@@ -8,6 +8,7 @@
     rewards     who scores
     agents      environments and what is recorded of them
     ranks       ranks, Ray, and training on groups as they finish
+    order       the sampler of the training rows
 
 What the fields of one section contradict is said by its own methods `problems` and `warnings`.
 Invariant: a check raises nothing, so that all problems are reported together; it looks at settings
@@ -20,6 +21,7 @@ from training.config.cross_checks import (
     agents,
     algorithm,
     critic,
+    order,
     policy,
     ranks,
     rewards,
@@ -28,7 +30,7 @@ from training.config.cross_checks import (
 )
 from training.config.schema.ppo import PPOConfig
 
-SUBJECTS_OF_PROBLEMS = (rewards, policy, updates, rollout, critic, algorithm, ranks, agents)
+SUBJECTS_OF_PROBLEMS = (rewards, policy, updates, rollout, critic, algorithm, ranks, agents, order)
 SUBJECTS_OF_WARNINGS = (policy, rollout, critic, algorithm, ranks, agents)
 
 

@@ -196,7 +196,9 @@ def _check_rows(
         return
     batch_size = config.data.train_batch_size
     # A sampler may give rows more than once.
-    gives_each_once = key == "data.train_files" and config.data.sampler.class_path is None
+    sampler = config.data.sampler
+    has_sampler = sampler.class_path is not None or sampler.name is not None
+    gives_each_once = key == "data.train_files" and not has_sampler
     if gives_each_once and len(dataset) < config.prompts_per_step:
         yield (
             f"data.train_batch_size={batch_size} is more than the rows of {key}, "

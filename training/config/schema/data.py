@@ -15,8 +15,10 @@ from training.config.section import (
 
 
 class SamplerConfig(Section):
-    """The order of training rows, by a class of your own; set_epoch, update, if any, are called."""
+    """The order of training rows; of a class of yours set_epoch, update, if any, are called."""
 
+    #: a sampler that a feature brings: difficulty (its settings: difficulty.*); null = none
+    name: str | None = None
     #: Python file; null = shuffled or sequential by data.shuffle
     class_path: InputPath | None = None
     class_name: str | None = None  #: name of the torch Sampler in that file

@@ -1,0 +1,231 @@
+"""Measures what the sampler `difficulty` is worth on a mixture of tasks: configs/mixed.yaml.
+
+    python examples/prepare_mixed.py
+    python scripts/difficulty_table.py               # every way, three seeds; then the table
+    python scripts/difficulty_table.py --seeds 1     # one seed
+    python scripts/difficulty_table.py --table       # the table, of the runs there are
+    python scripts/difficulty_table.py key=value …   # settings of every run
+
+Runs are made one after another in OUT/WAY-SEED. One that was broken off goes on from its last
+checkpoint when the script is started again, and one that has ended is not made again. A run ends
+once validation (greedy, the same tasks every time) has paid 0.9 of what can be had, which is 1 for
+each task that is not impossible; or at the last step. The table says, as means over the seeds with
+the lowest and the highest: tokens that were sampled until then, those of groups that were left out
+among them, the steps, and the share of the tokens in groups whose rewards were all equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data.seeds import seed_for
+from examples.mixed_game import kind_of, question_of
+from training.observers import Observer, StepReport, StopRequest
+from training.outcomes import outcomes_of
+from training.run.metrics_file import read_records
+
+PROJECT = Path(__file__).resolve().parent.parent
+STEPS = 120
+# Those of `data.seed`.
+SEEDS = (1, 2, 3)
+# Tasks of a validation.
+VALIDATION = 480
+# Of the reward that can be had.
+GOAL = 0.9
+FILTER = (
+    "algorithm.filter_groups.enable=true",
+    "algorithm.filter_groups.max_num_gen_batches=10",
+)
+WAYS: dict[str, tuple[str, ...]] = {
+    "uniform": ("data.sampler.name=null",),
+    "filter_groups": ("data.sampler.name=null", *FILTER),
+    "difficulty": ("data.sampler.name=difficulty",),
+    "difficulty with filter_groups": ("data.sampler.name=difficulty", *FILTER),
+}
+HEADINGS = ("tasks", "seeds", "at the goal", "sampled tokens", "steps", "tokens without spread")
+TOKENS = "mixed/sampled_tokens"
+FLAT = "mixed/tokens_without_spread"
+Record = Mapping[str, Any]
+
+
+class TokenCount(Observer):
+    """Counts all tokens that are sampled for training, and ends the run at the goal."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.flat = 0
+        self.reward = 0.0
+        self.goal = 0.0
+
+    def scored(self, batch: Any, scores: Any) -> None:
+        """Counts a batch's tokens, those of groups that are to be left out among them."""
+        if batch.meta_info["validate"]:
+            return
+        told = batch.select()
+        told.batch["token_level_scores"] = scores
+        groups = batch.non_tensor_batch["group_index"]
+        told.non_tensor_batch["task_index"] = groups
+        for outcome in outcomes_of(told):
+            self.tokens += outcome.tokens
+            self.flat += 0 if outcome.has_spread else outcome.tokens
+
+    def step_made(self, report: StepReport) -> Mapping[str, float]:
+        """Returns the counts of the run so far."""
+        return {TOKENS: float(self.tokens), FLAT: float(self.flat)}
+
+    def validated(self, step: int, metrics: Mapping[str, float], generations: Any) -> None:
+        """Sees the reward of a validation."""
+        self.reward = rewards_of([metrics])[0]
+
+    def wants_to_stop(self) -> StopRequest | None:
+        """Ends the run where the goal is met."""
+        goal = float(os.environ["MIXED_GOAL"])
+        return StopRequest("the goal is met", 0) if self.reward >= goal else None
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Returns the counts."""
+        return {"tokens": self.tokens, "flat": self.flat}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from the counts of a checkpoint."""
+        self.tokens = state["tokens"]
+        self.flat = state["flat"]
+
+
+def goal_of(seed: int) -> float:
+    """Returns the reward at which a run of this seed has met the goal."""
+    seeds = [seed_for(seed, 0, -1 - group) for group in range(VALIDATION)]
+    possible = [kind_of(question_of(each)) != "impossible" for each in seeds]
+    return GOAL * sum(possible) / VALIDATION
+
+
+def folder_of(out: Path, way: str, seed: int) -> Path:
+    """Returns the folder of a run."""
+    return out / f"{way.replace(' ', '-')}-{seed}"
+
+
+def records_of(folder: Path) -> list[Record]:
+    """Reads a run's metrics, a record a step; none where it has not begun."""
+    file = folder / "metrics.jsonl"
+    return list(read_records(file)) if file.is_file() else []
+
+
+def rewards_of(records: Sequence[Record]) -> list[float]:
+    """Lists the rewards of a run's validations."""
+    return [
+        value
+        for record in records
+        for name, value in record.items()
+        if name.startswith("val-core/") and name.endswith("reward/mean@1")
+    ]
+
+
+def has_ended(records: Sequence[Record], goal: float, steps: int) -> bool:
+    """Checks whether a run has met the goal, or made its last step."""
+    if not records:
+        return False
+    return int(records[-1]["step"]) >= steps or max(rewards_of(records), default=0.0) >= goal
+
+
+def make(folder: Path, way: str, seed: int, steps: int, words: Sequence[str]) -> int:
+    """Makes a run, or goes on with it; returns its exit code."""
+    argv = [
+        sys.executable,
+        str(PROJECT / "main.py"),
+        str(PROJECT / "configs/mixed.yaml"),
+        *WAYS[way],
+        f"data.seed={seed}",
+        f"agent.val_length={VALIDATION}",
+        f"trainer.observers=[{PROJECT / 'scripts/difficulty_table.py'}:TokenCount]",
+        f"trainer.default_local_dir={folder}",
+        f"trainer.total_training_steps={steps}",
+        "trainer.save_freq=10",
+        "trainer.test_freq=2",
+        "trainer.max_actor_ckpt_to_keep=1",
+        "trainer.logger=[file]",
+        "records.keep_gib=0",
+        *words,
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MIXED_GOAL": str(goal_of(seed))}
+    with open(folder / "log.txt", "ab") as log:
+        done = subprocess.run(argv, stdout=log, stderr=log, env=environment, check=False)
+    return done.returncode
+
+
+def numbers_of(records: Sequence[Record], goal: float) -> list[float]:
+    """Returns a run's row of the table: whether it met the goal, and what it took."""
+    steps = [record for record in records if TOKENS in record]
+    last = steps[-1]
+    is_met = max(rewards_of(records)) >= goal
+    tokens = float(last[TOKENS])
+    return [float(is_met), tokens, float(last["step"]), last[FLAT] / tokens]
+
+
+def shown(values: Sequence[float], digits: int) -> str:
+    """Writes a mean with the lowest and the highest of several values."""
+    mean = f"{statistics.mean(values):,.{digits}f}"
+    if len(values) == 1 or min(values) == max(values):
+        return mean
+    return f"{mean} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
+
+
+def table(out: Path, seeds: Sequence[int], steps: int) -> str:
+    """Writes the table of the runs that have ended, as Markdown."""
+    lines = [f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
+    for way in WAYS:
+        rows = []
+        for seed in seeds:
+            records = records_of(folder_of(out, way, seed))
+            goal = goal_of(seed)
+            if has_ended(records, goal, steps):
+                rows.append(numbers_of(records, goal))
+        if rows:
+            met, *numbers = zip(*rows, strict=True)
+            cells = [
+                shown(values, digits) for values, digits in zip(numbers, (0, 0, 2), strict=True)
+            ]
+            met_cell = f"{sum(map(int, met))} of {len(rows)}"
+            lines.append(f"| {' | '.join([way, str(len(rows)), met_cell, *cells])} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Makes what is missing, and prints the table; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("outputs/difficulty"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--table", action="store_true", help="make no run")
+    args, words = parser.parse_known_args(argv)
+    wrong = [word for word in words if "=" not in word or word.startswith("-")]
+    if wrong:
+        parser.error(f"unknown: {' '.join(wrong)}")
+    # A seed at a time, so that there is something of every way where the time runs out.
+    for seed in args.seeds if not args.table else ():
+        for way in WAYS:
+            folder = folder_of(args.out, way, seed)
+            if has_ended(records_of(folder), goal_of(seed), args.steps):
+                continue
+            exit_code = make(folder, way, seed, args.steps, words)
+            print(f"{way}, seed {seed}: exit code {exit_code}", flush=True)
+            if exit_code:
+                print(f"see {folder}/log.txt", file=sys.stderr)
+                return exit_code
+    print(table(args.out, args.seeds, args.steps))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
