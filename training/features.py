@@ -176,7 +176,6 @@ def features() -> dict[str, Feature]:
     )
     _require_one("history", {name: ["a history"] for name, each in found.items() if each.history})
     _require_one("questions", {name: ["answers"] for name, each in found.items() if each.questions})
-    for attribute in ("modes", "moved_keys", "moved_modules"):
     for attribute in ("modes", "moved_keys", "moved_modules", "samplers"):
         _require_one(attribute, {name: vars(each)[attribute] for name, each in found.items()})
     return found
