@@ -16,12 +16,7 @@ from typing import Any
 
 from custom.env import BaseEnvironment
 
-# fmt: off
-NAMES = (
-    "mia", "leo", "ada", "ben", "eva", "tom", "lin", "max",
-    "ida", "sam", "zoe", "kai", "ann", "jan", "una", "rob",
-)
-# fmt: on
+NAMES = ("mia", "leo", "ada", "ben", "eva", "tom", "lin", "max")
 DIGITS = tuple("12345678")
 ASKED = "code of"
 # What the model of examples/prepare_codes.py knows of each name: two digits more.
