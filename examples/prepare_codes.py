@@ -25,7 +25,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = ["system", "user", "assistant", *ASKED.split(), "year", HINT, *DIGITS, *NAMES]
 BATCH = 64
-STEPS = 600
+STEPS = 800
 LEARNING_RATE = 2e-3
 IGNORED = -100
 

@@ -30,7 +30,7 @@ from training.run.metrics_file import read_records
 
 PROJECT = Path(__file__).resolve().parent.parent
 MODEL = "outputs/codes/model"
-STEPS = 80
+STEPS = 60
 SEEDS = (0, 1, 2)
 # Steps over which a run's numbers are averaged.
 WINDOW = 10
@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "grpo alone": ("teacher.model=null",),
     "distillation alone": ("teacher.model={model}", "teacher.reward_coef=0"),
     "both": ("teacher.model={model}",),
-    "both, the teacher an average": ("teacher.model=ema",),
+    "both, failures alone": ("teacher.model={model}", "teacher.where=failed"),
     "both, the teacher the policy": ("teacher.model=policy",),
 }
 HEADINGS = ("", "seeds", "reward at first", "half way", "at last", "KL to the teacher at last")
