@@ -141,7 +141,7 @@ def print_config_error(error: ConfigError) -> None:
 
 def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> int:
     """Trains and prints the report, or why the run ended in one line; returns the exit code."""
-    from custom.env import BadRewardFunction
+    from custom.env import BadContext, BadRewardFunction
     from data.plain_state import CannotSave
     from training.observers import RunStopped
     from training.run.abort_policy import EnvironmentsFail
@@ -160,7 +160,7 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
     except (CannotResume, CannotSave, EnvironmentsFail) as error:
         print(cause_of(error), file=sys.stderr)
         return MEND
-    except BadRewardFunction as error:
+    except (BadContext, BadRewardFunction) as error:
         if debug:
             raise
         # It may be a server's that did not answer, so that the run may be started again.

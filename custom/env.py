@@ -34,6 +34,13 @@ class BadRewardFunction(BadEnvironment):
     """
 
 
+class BadContext(ValueError):
+    """Raised where a function of the user's that says what a model reads cannot be used.
+
+    It raised, or returned what is no conversation. It ends the run, with its sentence alone.
+    """
+
+
 class RewardFunctionRaised(BadRewardFunction, RuntimeError):
     """Raised where a function that scores rows raised: its sentence has the file, line and row."""
 

@@ -16,20 +16,17 @@ from typing import Any
 
 from custom.env import BaseEnvironment
 
-# fmt: off
-NAMES = (
-    "mia", "leo", "ada", "ben", "eva", "tom", "lin", "max",
-    "ida", "sam", "zoe", "kai", "ann", "jan", "una", "rob",
-)
-# fmt: on
+NAMES = ("mia", "leo", "ada", "ben", "eva", "tom", "lin", "max")
 DIGITS = tuple("12345678")
 ASKED = "code of"
+# What the model of examples/prepare_codes.py knows of each name: two digits more.
+KNOWN = "year of"
 HINT = "begins"
 
 
-def code_of(name: str) -> tuple[str, str]:
-    """Returns the code of a name."""
-    draw = random.Random(f"code of {name}")
+def code_of(name: str, what: str = ASKED) -> tuple[str, str]:
+    """Returns the code of a name, or its year."""
+    draw = random.Random(f"{what} {name}")
     return draw.choice(DIGITS), draw.choice(DIGITS)
 
 

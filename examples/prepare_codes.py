@@ -3,9 +3,9 @@
     python examples/prepare_codes.py
 
 The Llama is warmed up on answers of a player who knows no code: any two digits, but where the
-question ends with a hint, the first digit is the hint's. So it knows the form, and how a hint is
-read, and no code. Invariant: the folder is there only when it is complete; equal seeds give equal
-models.
+question ends with a hint, the first digit is the hint's. Asked for a name's year, the player knows
+it. So the model knows the form, how a hint is read and how digits hang on a name, and no code.
+Invariant: the folder is there only when it is complete; equal seeds give equal models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 from pathlib import Path
 
 import torch
-from codes_game import ASKED, DIGITS, HINT, NAMES
+from codes_game import ASKED, DIGITS, HINT, KNOWN, NAMES, code_of
 from prepare_tiny_prompts import CHAT_TEMPLATE, SPECIAL, completed, make_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -23,9 +23,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-WORDS = ["system", "user", "assistant", *ASKED.split(), HINT, *DIGITS, *NAMES]
+WORDS = ["system", "user", "assistant", *ASKED.split(), "year", HINT, *DIGITS, *NAMES]
 BATCH = 64
-STEPS = 600
+STEPS = 800
 LEARNING_RATE = 2e-3
 IGNORED = -100
 
@@ -46,8 +46,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def transcript(draw: random.Random) -> tuple[str, str]:
     """Draws a question, with a hint or without, and an answer."""
-    question = f"{ASKED} {draw.choice(NAMES)}"
+    name = draw.choice(NAMES)
+    if draw.random() < 1 / 3:
+        return f"{KNOWN} {name}", " ".join(code_of(name, KNOWN))
     first, second = draw.choices(DIGITS, k=2)
+    question = f"{ASKED} {name}"
     if draw.random() < 0.5:
         question = f"{question} {HINT} {first}"
     return question, f"{first} {second}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from custom.env import BadEnvironment, Message
+from custom.env import BadContext, BadEnvironment, Message
 from custom.env_calls import check_observation, located, raised, shown
 from data.loading import load_object
 from features.teacher.row import TeacherRow
@@ -19,7 +19,7 @@ Context = Callable[[TeacherRow], list[Message] | None]
 MAX_CHARS = 10_000_000
 
 
-class TeacherFault(ValueError):
+class TeacherFault(BadContext):
     """Ends the run: the teacher's context raised, or said what cannot be used."""
 
 

@@ -112,6 +112,7 @@ class TeacherTerm(LossTerm):
     """Makes the divergence from the teacher small, a mean over the tokens that it scored."""
 
     name = "teacher"
+    metric = "actor/teacher_loss"
 
     def __init__(self, settings: TeacherSettings) -> None:
         self.settings = settings

@@ -35,6 +35,7 @@ class CrossEntropy(LossTerm):
     """Learns tokens that a field marks, sampled or not."""
 
     name = "marked"
+    metric = "actor/marked_loss"
     fields = ("marked",)
     predicted = "marked"
 
@@ -51,6 +52,7 @@ class ThreeWords(LossTerm):
     """Makes some words likelier, weighed, wherever something is sampled."""
 
     name = "words"
+    metric = "actor/words_loss"
     fields = ("weights_of_words",)
     candidates = "words"
 

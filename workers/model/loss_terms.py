@@ -17,6 +17,7 @@ Example, a cross-entropy on tokens that a field of the batch marks, such as demo
 
     class Demonstrations(LossTerm):
         name = "demonstrations"
+        metric = "actor/NAME_loss"
         fields = ("demonstration_mask",)       # (rows, response_len)
         predicted = "demonstration_mask"       # log-probs of these tokens too, not of sampled alone
 
@@ -85,7 +86,9 @@ class LossTerm(ABC):
     """Adds a term to the actor's loss.
 
     Attributes:
-        name: of the term; `actor/NAME_loss` is its metric, before the coefficient.
+        name: of the term.
+        metric: what its loss, before the coefficient, is called among the metrics; begins with
+            actor/ and ends with _loss, by which it is known as a part of the policy's loss.
         coef: what it is multiplied with.
         fields: of the batch that it reads, beside those that losses read: (B,) or (B, response_len,
             ...). What a batch lacks is not there; a term whose fields are all absent is skipped.
@@ -96,6 +99,7 @@ class LossTerm(ABC):
     """
 
     name: str
+    metric: str
     coef: float = 1.0
     fields: tuple[str, ...] = ()
     predicted: str | None = None
@@ -210,7 +214,7 @@ class LossTerms:
             # A mini-batch without anything to count has sums of zero.
             count = micro.meta_info[TERM_COUNTS][term.name] or 1.0
             loss = loss + term.coef * result.loss / count * world_size()
-            metrics[f"actor/{term.name}_loss"] = result.loss / count
+            metrics[term.metric] = result.loss / count
             for metric, value in result.metrics.items():
                 metrics[metric] = value / count
         return loss, metrics
