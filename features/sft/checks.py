@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data.prompt_files import read_rows
 from features.sft.config import max_length_of
 from features.sft.settings import SFTSettings
-from training.config.resources.files import missing_file
+from training.config.resources.files import LARGE_FILES, missing_file
 
 if TYPE_CHECKING:
     from training.config.schema.ppo import PPOConfig
@@ -19,6 +21,14 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
     if not settings.loss_coef:
         return
     yield from file_problems(config)
+    for file in settings.files:
+        path = Path(file)
+        # Larger ones are told where each rank reads them, before the first step.
+        if path.is_file() and path.stat().st_size <= LARGE_FILES:
+            try:
+                read_rows(path)
+            except (ValueError, OSError) as error:
+                yield f"sft.files: {error}"
 
 
 def file_problems(config: PPOConfig) -> Iterator[str]:

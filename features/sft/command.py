@@ -5,6 +5,7 @@ Invariant: the data is read, and found sound, before a model is loaded.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from data.watchdog import watching
 from features.sft.data_files import BadData
 from features.sft.reading import row_reader
 from features.sft.settings import SFTSettings
-from features.sft.trainer import SFTTrainer, link_model
+from features.sft.trainer import SFTTrainer
 from features.sft.turns import TrainedRow
 from training.config import PPOConfig
 from training.config.loader import ConfigError
@@ -23,8 +24,12 @@ from training.run.checkpoint import CheckpointError
 from training.run.checkpoint_folders import CannotResume
 from training.run.exit_codes import MEND
 from training.run.leftovers import ends_leftovers
+from training.run.model_source import CannotUse, local_model
 from training.run.signals import EndingSignals
 from workers.model.builder import ModelSpec, find_device
+
+# The folder of the model, in that of the run.
+MODEL = "model"
 
 
 def read_all(config: PPOConfig, spec: ModelSpec) -> tuple[list[TrainedRow], list[TrainedRow]]:
@@ -95,12 +100,31 @@ def _fit(trainer: SFTTrainer, signals: EndingSignals) -> tuple[BaseException, in
 
 
 def _tell_model(trainer: SFTTrainer, rows: Sequence[TrainedRow]) -> None:
-    """Says what was learnt, and where the weights are."""
+    """Writes the model as a run begins with it, in float32, and says where it is."""
     step = trainer.global_steps
-    place = trainer.run_dir / f"global_step_{step}" / "actor" / "huggingface"
+    checkpoint = trainer.run_dir / f"global_step_{step}"
     print(f"learnt from {len(rows)} rows in {step} steps: {trainer.run_dir}")
-    if not place.is_dir():
+    if not checkpoint.is_dir():
         print("no checkpoint of the last step was written (trainer.save_freq), and so no model")
         return
-    link = link_model(trainer.run_dir, step)
-    print(f"train on from it: actor_rollout_ref.model.path={link}")
+    folder = trainer.run_dir / MODEL
+    try:
+        write_model(checkpoint, folder)
+    except CannotUse as error:
+        print(error)
+        return
+    print(f"train on from it: actor_rollout_ref.model.path={folder}")
+
+
+def write_model(checkpoint: Path, folder: Path) -> None:
+    """Writes a checkpoint's model as a Hugging Face folder, in place of one that is there.
+
+    Raises:
+        CannotUse: the feature that writes models is not here.
+    """
+    temporary = folder.with_name(f"{folder.name}.incomplete")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with local_model(str(checkpoint), "float32") as written:
+        shutil.copytree(written.path, temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)

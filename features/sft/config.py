@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from features.sft.settings import SFTSettings
 from training.config import PPOConfig
@@ -22,8 +22,6 @@ from training.config.schema.reward import CustomRewardFunctionConfig, RewardMode
 
 # The folder of its run, in that of the run that it is made for.
 FOLDER = "sft"
-# In actor.checkpoint.save_contents: the weights as transformers reads them.
-HF_MODEL: Literal["hf_model"] = "hf_model"
 
 
 def sft_folder(config: PPOConfig) -> Path:
@@ -52,10 +50,6 @@ def sft_config(config: PPOConfig, files: Sequence[str]) -> PPOConfig:
         raise ConfigError(["--sft has nothing to learn from: name a file, --sft DATA.jsonl"])
     quiet = build(config, _settings(config, named))
     policy = config.actor_rollout_ref
-    checkpoint = policy.actor.checkpoint
-    contents = checkpoint.save_contents
-    if HF_MODEL not in contents:
-        contents = (*contents, HF_MODEL)
     optim = policy.actor.optim
     actor = replace(
         policy.actor,
@@ -66,7 +60,6 @@ def sft_config(config: PPOConfig, files: Sequence[str]) -> PPOConfig:
         policy_loss=PolicyLossChoice(),
         router_replay=RouterReplayConfig(),
         optim=replace(optim, lr=own.lr or optim.lr),
-        checkpoint=replace(checkpoint, save_contents=contents),
     )
     return replace(
         quiet,

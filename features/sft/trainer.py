@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -160,12 +159,3 @@ def _as_rows(rows: Sequence[TrainedRow]) -> dict[str, Any]:
 
 def _no_rewards(batch: DataProto) -> Any:
     raise NotImplementedError("supervised training scores nothing")
-
-
-def link_model(run_dir: Path, step: int) -> Path:
-    """Makes RUN_DIR/model lead to the weights of a step's checkpoint; returns it."""
-    link = run_dir / "model"
-    target = Path(f"global_step_{step}") / "actor" / "huggingface"
-    link.unlink(missing_ok=True)
-    link.symlink_to(target)
-    return link
