@@ -232,3 +232,21 @@ def test_a_function_that_scores_rows_is_refused_with_the_sentence(
     ]
     assert train(argv) != 0
     assert "runs on the driver while the engines sleep" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("cluster")
+def test_two_ranks_give_the_numbers_of_one(tiny_game: Path, tmp_path: Path) -> None:
+    """On episodes of several rows, some of them paid by themselves."""
+    assert train(words(tiny_game, tmp_path / "one", *GRPO, steps=2)) == 0
+    ranks = ("trainer.launcher=ray", "trainer.n_gpus_per_node=2")
+    assert train(words(tiny_game, tmp_path / "two", *GRPO, *ranks, steps=2)) == 0
+    assert told_in(tmp_path / "one", "1.jsonl") == told_in(tmp_path / "two", "1.jsonl")
+    for one, two in zip(read_steps(tmp_path / "one"), read_steps(tmp_path / "two"), strict=True):
+        for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/score/mean"):
+            if name in one:
+                assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+        asked = [
+            {name: value for name, value in step.items() if name.startswith("policy_calls/")}
+            for step in (one, two)
+        ]
+        assert asked[1] == pytest.approx(asked[0])
