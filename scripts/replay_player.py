@@ -66,8 +66,13 @@ class RecordedEngine(BaseRollout):
     def _sampled_behind(self, key: int, prompt_ids: list[int]) -> Completion | None:
         """Returns the first turn that was sampled behind these ids and was not taken yet."""
         episode = self.episodes[key]
+        turns = episode["turns"]
+        # A program's turns all are its requests.
+        has_asides = any(turn.get("aside") for turn in turns)
         for number, completion in enumerate(sampled_turns(str(key), episode)):
             if (key, number) in self.answered:
+                continue
+            if has_asides and not turns[number].get("aside"):
                 continue
             if _ids_before(episode, number) == prompt_ids:
                 self.answered.add((key, number))

@@ -26,6 +26,7 @@ from data.turn_tokens import TemplateRefusal, TurnTokens
 from features.policy_calls.settings import PolicyCallsSettings
 from features.shared.conversations import Conversations, RowPlace, is_among
 from training.config import PPOConfig
+from workers.environments.reply import StepReply
 from workers.rollout.engine import Completion
 from workers.rollout.episode import (
     Ended,
@@ -309,6 +310,8 @@ class PolicyCalls(Questions):
             first = row.spans[0].turn
             row.speaker = Speaker(self.episode.turns[first].writes, str(first))
             row.reward_at = self._rewards_of(row)
+        for turn, reward in self.paid.items():
+            self.episode.turns[turn].reply = StepReply(reward=reward)
         self.episode.asked = {
             "answers": float(sum(turn.aside and turn.tokens > 0 for turn in self.episode.turns)),
             "refused": float(self.refused),

@@ -28,7 +28,8 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         models: what was asked of models beside the policy, in all attempts.
         info: the environment's numbers; of a name that several turns give the last counts. Of a
             program what is counted of its requests, and its own metrics.
-        sampled_tokens: of all turns.
+        sampled_tokens: of all turns; untrained_tokens: of those that are not trained on, where
+            there are any.
         paid: what the environment gave in all, 0 where the episode failed; reward: the sum over the
             episode's rows, which it is to be but for `agent.overflow_reward`.
         masked: none of its tokens is trained on.
@@ -48,7 +49,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         info |= reply.info
     info |= program_numbers(episode, info)
     first_messages = episode.initial_messages
-    return {
+    facts = {
         "observation": observation,
         "done": done,
         "ending": episode.ending,
@@ -71,6 +72,10 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "reward": float(sum(sum(row.reward_at.values()) for row in episode.rows)),
         "masked": not any(row.spans for row in episode.rows),
     }
+    untrained = sum(turn.tokens for turn in episode.turns if not turn.is_trained)
+    if untrained:
+        facts["untrained_tokens"] = untrained
+    return facts
 
 
 def program_numbers(episode: Episode, info: Mapping[str, float]) -> dict[str, float]:
@@ -88,9 +93,21 @@ def is_cut(reply: StepReply) -> bool:
 
 
 def reward_paid(episode: Episode) -> float:
-    """Sums what the environment gave, whatever the rows hold."""
+    """Sums what the environment gave, whatever the rows hold.
+
+    An episode's own reward is in the place of those of its turns, but not of what the environment
+    asked the policy and paid for itself.
+    """
     if episode.ending in FAILURES:
         return 0.0
+    of_turns = 0.0
+    of_asides = 0.0
+    for turn in episode.turns:
+        reward = (turn.reply.reward if turn.reply else None) or 0.0
+        if turn.aside:
+            of_asides += reward
+        else:
+            of_turns += reward
     if episode.final_reward is not None:
-        return episode.final_reward
-    return sum(turn.reply.reward or 0.0 for turn in episode.turns if turn.reply)
+        of_turns = episode.final_reward
+    return of_turns + of_asides

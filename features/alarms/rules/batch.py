@@ -120,7 +120,7 @@ def tokens_left_out(seen: SeenStep) -> Iterator[Finding]:
     """Finds sampled tokens that are not trained on, in episodes of which others are.
 
     Sampled are those that have a turn, or a log-prob of the engine's; and each episode's facts
-    count them.
+    count them, and those that are left out as the config, or its environment, says.
     """
     # A correction leaves tokens out on purpose.
     if seen.config.algorithm.rollout_correction.corrects:
@@ -134,6 +134,9 @@ def tokens_left_out(seen: SeenStep) -> Iterator[Finding]:
     if "rollout_log_probs" in fields:
         sampled |= fields["rollout_log_probs"] != 0
     left_out = sampled & ~mask & mask.any(1, keepdim=True)
+    for rows, facts in seen.played_episodes():
+        if facts.get("untrained_tokens"):
+            left_out[rows] = False
     if left_out.any():
         yield Finding(
             "tokens_left_out",
@@ -145,11 +148,12 @@ def tokens_left_out(seen: SeenStep) -> Iterator[Finding]:
     lengths = mask.sum(1).tolist()
     for rows, facts in seen.played_episodes():
         trained = sum(lengths[row] for row in rows)
-        if trained != facts["sampled_tokens"]:
+        wanted = facts["sampled_tokens"] - facts.get("untrained_tokens", 0)
+        if trained != wanted:
             yield Finding(
                 "tokens_left_out",
                 f"{trained} tokens of episode {batch.non_tensor_batch['episode_id'][rows[0]]} are "
-                f"trained on, {facts['sampled_tokens']} were sampled",
+                f"trained on, {wanted} were sampled to be",
                 place_of(batch, rows[0]),
             )
             return

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import pickle
 import random
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
 from data.protocol import DataProto
 from data.seeds import step_info
@@ -19,6 +25,7 @@ from training.config import DataConfig, EnvironmentChoice, PPOConfig
 from training.config.schema.agent import AgentConfig
 from training.config.schema.reward import CustomRewardFunctionConfig
 from workers.multi_turn_rollout import AgentRollout, agent_specs
+from workers.ranks.process_groups import start_process_group
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import Episode
@@ -107,10 +114,11 @@ class Played:
         seeded: bool = True,
         refuses: tuple[int, ...] = (),
         words: int = 3,
+        group: Any = None,
     ) -> None:
         self.engine = Scripted(spec.tokenizer, spec.eos_token_ids, words)
         self.engine.refuses = set(refuses)
-        agents = AgentRollout(config, self.engine, spec.tokenizer, agent_specs(config), None)
+        agents = AgentRollout(config, self.engine, spec.tokenizer, agent_specs(config), group)
         try:
             described = describe_episodes(
                 episodes // n, n, step_info(step=1, seed=7, seeded=seeded)
@@ -418,3 +426,34 @@ def test_metrics_by_hand() -> None:
         "policy_calls/tokens/share": 0.4,
     }
     assert calls_metrics([]) == {}
+
+
+# Ranks that share an engine
+
+RANKS = 2
+
+
+def play_on_rank(number: int, port: int, folder: str, model: str) -> None:
+    """Plays games that ask, on the leader's environments; writes down this rank's rows."""
+    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(RANKS)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    start_process_group(torch.device("cpu"))
+    spec = model_spec(Path(model))
+    made = [contents(Played(spec, config_of(game), group=dist.group.WORLD)) for game in RANKS_PLAY]
+    Path(folder, f"{number}.pickle").write_bytes(pickle.dumps(made))
+    dist.destroy_process_group()
+
+
+RANKS_PLAY = ("Critic", "SideBySide", "ForEver")
+
+
+@pytest.mark.seconds
+def test_all_ranks_that_share_an_engine_make_the_same_rows(
+    spec: Any, tiny_task: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(play_on_rank, args=(port, str(tmp_path), str(tiny_task / "model")), nprocs=RANKS)
+    leader, other = (pickle.loads((tmp_path / f"{k}.pickle").read_bytes()) for k in range(RANKS))
+    assert leader == other == [contents(Played(spec, config_of(game))) for game in RANKS_PLAY]
