@@ -64,11 +64,17 @@ class TokenCount(Observer):
         self.tokens = 0
         self.flat = 0
         self.reward = 0.0
-        self.goal = 0.0
+        self.updates = False
+
+    def update_begins(self, batch: Any) -> None:
+        """Sees that what is scored next is what the step trains on."""
+        self.updates = True
 
     def scored(self, batch: Any, scores: Any) -> None:
         """Counts a batch's tokens, those of groups that are to be left out among them."""
-        if batch.meta_info["validate"]:
+        # The step's own groups come once more when they are trained on.
+        is_told = self.updates and "token_level_scores" in batch.batch
+        if batch.meta_info["validate"] or is_told:
             return
         told = batch.select()
         told.batch["token_level_scores"] = scores
@@ -80,6 +86,7 @@ class TokenCount(Observer):
 
     def step_made(self, report: StepReport) -> Mapping[str, float]:
         """Returns the counts of the run so far."""
+        self.updates = False
         return {TOKENS: float(self.tokens), FLAT: float(self.flat)}
 
     def validated(self, step: int, metrics: Mapping[str, float], generations: Any) -> None:
