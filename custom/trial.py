@@ -17,9 +17,13 @@ import numpy as np
 from custom.agent import Agent, as_user_messages
 from custom.env import BadRewardFunction, Message, Task
 from custom.env_calls import Abandoned, call_method, describe
+from data.texts import printable
 
 # Seconds after which no further episode begins, and a running one is dropped.
 MAX_TRIAL_S = 10.0
+# Answers of an environment's own that a trial keeps, and how much of each.
+MAX_ACTIONS = 100
+MAX_ACTION_CHARS = 1000
 GARBAGE = ("zzz", "I would rather not say.", "?!", "", "The the the the the.")
 # Their answers:
 #   random     at random
@@ -64,6 +68,7 @@ class Trial:
             what it said.
         first_reply: the messages that answered a random player's first action; none where it
             crashed.
+        sampled_actions: the different answers that were the environment's own, at most MAX_ACTIONS.
     """
 
     outcomes: dict[str, TrialOutcome]
@@ -71,6 +76,7 @@ class Trial:
     differs: bool
     samples_actions: bool
     first_reply: list[Message]
+    sampled_actions: tuple[str, ...] = ()
 
 
 @dataclass
@@ -81,7 +87,7 @@ class TrialEpisode:
         error: what was raised; empty where nothing was.
         first_messages: what the episode began with.
         first_reply: the messages that answered the first action.
-        samples_actions: an answer was the environment's own.
+        sampled_actions: the answers that were the environment's own.
     """
 
     reward: float = 0.0
@@ -89,7 +95,7 @@ class TrialEpisode:
     error: str = ""
     first_messages: list[Message] = field(default_factory=list)
     first_reply: list[Message] = field(default_factory=list)
-    samples_actions: bool = False
+    sampled_actions: list[str] = field(default_factory=list)
 
 
 def play_trial(
@@ -121,12 +127,16 @@ def play_trial(
     max_turns = getattr(agent.environment, "max_turns", None)
     random_episodes = episodes_of["random"]
     first_replies = [episode.first_reply for episode in random_episodes if episode.first_reply]
+    actions = dict.fromkeys(
+        action for episode in random_episodes for action in episode.sampled_actions
+    )
     return Trial(
         outcomes={player: _outcome(played) for player, played in episodes_of.items() if played},
         max_turns=max_turns if isinstance(max_turns, int) else None,
         differs=differs,
-        samples_actions=any(episode.samples_actions for episode in random_episodes),
+        samples_actions=any(episode.sampled_actions for episode in random_episodes),
         first_reply=first_replies[0] if first_replies else [],
+        sampled_actions=tuple(actions)[:MAX_ACTIONS],
     )
 
 
@@ -182,7 +192,7 @@ def _answer(
         return generator.choice(GARBAGE)
     action = call_method(agent.environment, "sample_action", generator)
     if action is not None:
-        episode.samples_actions = True
+        episode.sampled_actions.append(printable(str(action)[:MAX_ACTION_CHARS]))
         return str(action)
     words = re.findall(r"\w+", messages[-1]["content"]) if messages else []
     return generator.choice(words or ["hello"])

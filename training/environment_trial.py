@@ -130,7 +130,8 @@ class _EnvironmentTrial:
                 f"environment {name}: a first prompt has {length} tokens, "
                 f"data.max_prompt_length={limit}: raise it, or shorten the observation"
             )
-        self._warn_of_unknown_words(name, reply.messages)
+        prompt = " ".join(message["content"] for message in reply.messages)
+        self._warn_of_unknown_words(name, prompt, "a first prompt")
         self.pool.finish(index, "max_turns")
         self._wait_for_reply(index, f"the end of an episode of environment {source}")
         # Rows are paid by the reward manager, which the trial does not ask.
@@ -173,6 +174,8 @@ class _EnvironmentTrial:
         if crash_problems:
             return
         report_trial(self.config, reply.trial, name, max_turn)
+        answers = " ".join(reply.trial.sampled_actions)
+        self._warn_of_unknown_words(name, answers, "the answers that sample_action drew")
         if max_turn > 1:
             self._warn_where_no_second_turn_fits(name, reply.trial.first_reply)
 
@@ -220,12 +223,16 @@ class _EnvironmentTrial:
                 f"data.max_response_length={longest} is for all turns and observations together"
             )
 
-    def _warn_of_unknown_words(self, name: str, messages: list[Message]) -> None:
-        """Warns where the tokenizer has one token for all words of a first prompt that it lacks."""
+    def _warn_of_unknown_words(self, name: str, text: str, what: str) -> None:
+        """Warns where the tokenizer has one token for all words of a text that it lacks.
+
+        Args:
+            what: the text is.
+        """
         tokenizer = self.tokens.tokenizer
         if tokenizer.unk_token_id is None:
             return
-        words = dict.fromkeys(" ".join(message["content"] for message in messages).split())
+        words = dict.fromkeys(text.split())
         unknown = [
             word
             for word in words
@@ -236,7 +243,7 @@ class _EnvironmentTrial:
         shown = ", ".join(unknown[:MAX_WORDS_SHOWN]) + (", …" * (len(unknown) > MAX_WORDS_SHOWN))
         logger.warning(
             f"{name}: the model's tokenizer does not know {len(unknown)} of the {len(words)} words "
-            f"of a first prompt ({shown}): it reads them all as {tokenizer.unk_token}, and can "
+            f"of {what} ({shown}): it reads them all as {tokenizer.unk_token}, and can "
             "write none of them. Where examples/prepare_game.py made the model, delete its "
             f"folder, actor_rollout_ref.model.path={self.config.actor_rollout_ref.model.path}, and "
             "run that program again; else give a model whose tokenizer has these words"

@@ -11,6 +11,6 @@ FEATURE = Feature(
     keeper="features.policy_calls.counts:open_keeper",
     observer="features.policy_calls.counts:open_observer",
     # Before the records, which keep a step's metrics.
-    observer_order=16,
+    observer_order=17,
     metrics="metric_names.yaml",
 )

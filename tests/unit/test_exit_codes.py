@@ -339,8 +339,10 @@ def test_sigterm_as_the_process_ends_gives_the_codes_exit_code(
 
 
 def test_a_model_s_missing_folder_is_refused_before_a_mode_s_module_is_imported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    # No folder outputs is there.
+    monkeypatch.chdir(tmp_path)
     options = ("--play", "--against")
     feature = Feature(modes={"--play": "no.such.module:play"}, model_options=options)
     monkeypatch.setattr("training.modes.features", lambda: {"player": feature})
@@ -348,3 +350,5 @@ def test_a_model_s_missing_folder_is_refused_before_a_mode_s_module_is_imported(
     assert main.run_in_mode("--play", words, EndingSignals(), debug=False) == 2
     said = capsys.readouterr().err
     assert "--play: there is no ./nope" in said and "--against: there is no nope/" in said
+    assert main.run_in_mode("--play", ["--play=outputs/nope"], EndingSignals(), debug=False) == 2
+    assert "--play: there is no outputs/nope" in capsys.readouterr().err

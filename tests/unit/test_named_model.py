@@ -101,6 +101,10 @@ def test_names_of_the_hub_are_told_from_misspelt_folders(
     monkeypatch.setattr(named_model, "hub_refusal", lambda name: None)
     assert find_named_model("org/policy").kind == "hub"
     assert is_hub_name("gpt2") and not is_hub_name("models/polic")
+    # Where runs are written to, though no such folder is there yet.
+    assert not is_hub_name("outputs/nope") and not is_hub_name("checkpoints/nope")
+    with pytest.raises(CannotUse, match="there is no outputs/nope"):
+        find_named_model("outputs/nope")
     with pytest.raises(CannotUse, match="did you mean 'models/policy'"):
         find_named_model("models/polic")
     with pytest.raises(CannotUse, match="is no folder; give a run's folder"):

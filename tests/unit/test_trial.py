@@ -256,6 +256,22 @@ def test_words_that_the_tokenizer_lacks_are_named_before_the_run(
     assert not any("does not know" in text for text in tried(caplog, tiny_game, Greeting))
 
 
+def test_answers_that_the_tokenizer_cannot_write_are_named_before_the_run(
+    caplog: pytest.LogCaptureFixture, tiny_game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Greeting, "reset", lambda self, seed: "the number is 3")
+    draw = lambda self, generator: "guess north"  # noqa: E731
+    monkeypatch.setattr(Greeting, "sample_action", draw, raising=False)
+    found = [text for text in tried(caplog, tiny_game, Greeting) if "does not know" in text]
+    (warning,) = found
+    assert warning.startswith(
+        "Greeting: the model's tokenizer does not know 1 of the 2 words of the answers that "
+        "sample_action drew (north): it reads them all as <unk>, and can write none of them. "
+    )
+    monkeypatch.setattr(Greeting, "sample_action", lambda self, generator: "guess 3")
+    assert not any("does not know" in text for text in tried(caplog, tiny_game, Greeting))
+
+
 class Hanging(BaseEnvironment):
     """Never answers."""
 

@@ -17,6 +17,8 @@ from training.config.schema.ppo import PPOConfig
 
 log = logging.getLogger(__name__)
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+# What runs are written to here, by our configs and by default; no organisation of the hub is meant.
+FOLDERS_OF_RUNS = (("outputs",), ("checkpoints",))
 POLICY_KEY = "actor_rollout_ref.model"
 # Two names are one, misspelt, where they are at least so alike.
 MISSPELT = 0.85
@@ -112,6 +114,7 @@ def _made_for_a_game(config: PPOConfig, key: str) -> str:
 def may_be_hub_name(path: str) -> bool:
     """Checks the form of a name; the hub is not asked for what a folder that is there lacks."""
     in_a_folder = "/" in path and Path(path).parent.is_dir()
+    in_a_folder |= Path(path).parts[:1] in FOLDERS_OF_RUNS
     return HUB_NAME.fullmatch(path) is not None and not in_a_folder
 
 
