@@ -75,6 +75,7 @@ def test_credit_is_the_reward_and_the_difference_of_two_states_means() -> None:
         ({"returns": ((1.0, 2.0, 3.0), (1.0, 2.0))}, "turn 0 of episode e0 has 3 continuations"),
         ({"returns": ((1.0, 2.0), ())}, "turn 1 of episode e0 has 0 continuations"),
         ({"returns": ((1.0, float("nan")), (1.0, 2.0))}, "not finite: leave it out, and count it"),
+        ({"returns": ((1.0, None), (1.0, 2.0))}, "not finite: leave it out, and count it"),
         ({"rewards": (float("inf"), 0.0)}, "not finite: leave it out, and count it"),
     ],
 )
