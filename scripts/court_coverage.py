@@ -207,7 +207,7 @@ class SampledCourt:
     ) -> SampledCourt:
         """Plays a court's episodes, and continuations from the state of every turn."""
         played = []
-        branched = []
+        branched: list[BranchedEpisode] = []
         for group in range(groups):
             number = int(generator.choice(NUMBERS))
             every = all_episodes(number)
