@@ -158,6 +158,16 @@ def test_equal_seeds_give_equal_intervals() -> None:
     assert court.judge("rloo", seed=3) != court.judge("rloo", seed=4)
 
 
+def test_a_large_shift_costs_no_digits_and_too_large_credit_is_refused() -> None:
+    court = small_court()
+    credit = court.credit("rloo")
+    one, other = agreement(credit, court.turns), agreement(credit + 1e9, court.turns)
+    assert other.r.value == pytest.approx(one.r.value, abs=1e-5)
+    assert other.slope.high == pytest.approx(one.slope.high, abs=1e-5)
+    with pytest.raises(ValueError, match=r"up to .*e.200.*scale it down"):
+        agreement(credit * 1e200, court.turns)
+
+
 def test_r_does_not_see_the_size_of_credit_and_slope_is_in_proportion_to_it() -> None:
     court = small_court()
     credit = court.credit("rloo")
