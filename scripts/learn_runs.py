@@ -23,7 +23,11 @@ from typing import Any
 from data.protocol import DataProto
 from training.building import build_trainer
 from training.config.loader import load_config
-from training.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from training.core_algos import (
+    ADV_ESTIMATOR_REGISTRY,
+    POLICY_LOSS_REGISTRY,
+    estimator_needs,
+)
 from training.features import require_feature
 
 require_feature("run_page", "scripts/learn_table.py")
@@ -132,11 +136,18 @@ DEVIATIONS: dict[str, Deviation] = {
 
 
 def names(kind: str) -> list[str]:
-    """Lists estimators or losses, without verl's second names for one function."""
+    """Lists estimators or losses, without verl's second names for one function.
+
+    Estimators that read continuations are left out: the game's runs sample none.
+    """
     registry: dict[str, Any] = (
         ADV_ESTIMATOR_REGISTRY if kind == "estimator" else POLICY_LOSS_REGISTRY
     )
-    return [name for name in registry if not name.endswith("_vectorized")]
+    return [
+        name
+        for name in registry
+        if not name.endswith("_vectorized") and "branch_returns" not in estimator_needs(name)
+    ]
 
 
 def all_runs() -> list[Run]:

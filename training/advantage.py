@@ -21,7 +21,9 @@ from training.core_algos.masked_ops import at_least_float32, masked_whiten
 
 # Fields an estimator may read that not every batch has: turns and anchors are made up for prompts,
 # importance weights come with a correction alone.
-OPTIONAL_FIELDS = ("turn_ids", "anchors", "rollout_is_weights")
+OPTIONAL_FIELDS = ("turn_ids", "anchors", "turn_weights", "rollout_is_weights")
+# Columns of continuations, which are there where they were sampled.
+BRANCH_COLUMNS = ("branch_returns", "turn_weights")
 # Fields that no estimator reads, although they have the width of a response.
 # Columns by which an estimator tells agents apart.
 ROLES = {"role", "agent_role", "agent_conversation"}
@@ -223,6 +225,7 @@ def _estimate(
         "role": columns.get("agent_role", role),
         "anchors": columns.get("anchors", [[str(uid)] for uid in columns["uid"]]),
     }
+    available |= {name: columns[name] for name in BRANCH_COLUMNS if name in columns}
     result = algos.call_adv_estimator(adv_estimator, **available)
     shape = tuple(fields["response_mask"].shape)
     advantages, returns = _two_tensors(result, adv_estimator, shape)

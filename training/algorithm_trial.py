@@ -25,6 +25,7 @@ from data.array_ops import object_array
 from data.batch_fields import FIELDS
 from data.protocol import DataProto
 from data.seeds import sample_ids, step_info
+from training.advantage import BRANCH_COLUMNS
 from training.async_rollout.group_streaming import streams_groups
 from training.batch.episode_rows import REWARD_INFO
 from training.config import PPOConfig
@@ -62,6 +63,7 @@ GIVEN_BY = {
     "old_log_probs": "needs of the estimator gives them",
     "sum_pi_squared": "needs of the estimator gives it",
     "reward_baselines": "needs of the estimator gives them",
+    "branch_returns": "needs of the estimator gives them",
     "observation_mask": "agent.observation_loss_coef gives it",
 }
 # Code that is not to blame for what others look for.
@@ -160,6 +162,8 @@ def _columns(config: PPOConfig, size: int) -> dict[str, np.ndarray]:
     columns: dict[str, np.ndarray] = {}
     for key in config.algorithm.gdpo_reward_keys:
         columns[REWARD_INFO + key] = object_array([float(row % 2) for row in range(size)])
+    if "branch_returns" in config.estimator_needs:
+        columns["branch_returns"] = object_array([[[0.25, 0.75], [0.5]] for _ in range(size)])
     if config.environments:
         columns["anchors"] = object_array([["first", "second"] for _ in range(size)])
     return columns
@@ -183,7 +187,8 @@ def _try_estimator(config: PPOConfig, batch: DataProto) -> Iterator[str]:
         if correction.corrects and "old_log_probs" in batch.batch:
             apply_correction(batch, correction)
         phases.apply_kl_penalty(batch)
-        offered = {*batch.batch.keys(), *_ALWAYS_OFFERED}
+        branched = [column for column in BRANCH_COLUMNS if column in batch.non_tensor_batch]
+        offered = {*batch.batch.keys(), *branched, *_ALWAYS_OFFERED}
         _require_inputs(function, f"estimator '{name}'", offered, ESTIMATOR_INPUTS)
         phases.add_advantages(batch)
     except CannotTry as reason:

@@ -59,6 +59,7 @@ def batch() -> dict[str, Any]:
         ),
         "role": np.array(["one", "other"] * (ROWS // 2), dtype=object),
         "anchors": anchors,
+        "branch_returns": [[[0.0, 1.0]] * TURNS for _ in range(ROWS)],
         "state": {},
         "non_tensor_batch": {},
     }

@@ -206,6 +206,11 @@ def tensor_of(rows: list[list[tuple[int, float, float]]], field: int) -> Tensor:
     )
 
 
+def branched(number: int, turns: int) -> list[list[float]]:
+    """Returns of continuations, of every other turn of an episode, and other ones of the next."""
+    return [[turn / 4, number / 2] if (turn + number) % 2 else [] for turn in range(turns)]
+
+
 def as_batch(
     rows: list[list[tuple[int, float, float]]], uids: list[str], ids: list[str], order: list[int]
 ) -> DataProto:
@@ -234,6 +239,7 @@ def as_batch(
             "anchors": object_array(
                 [[f"{int(name) * turn % 3}" for turn in range(3 * WIDTH)] for name in ids]
             ),
+            "branch_returns": object_array([branched(int(name), 3 * WIDTH) for name in ids]),
         },
     )
 
@@ -366,6 +372,9 @@ def test_an_episode_of_many_rows_does_not_make_the_others_as_wide(estimator: str
     )
     batch.non_tensor_batch["anchors"] = object_array(
         [["start"] * WIDTH * (1 if int(name) else 41) for name in ids]
+    )
+    batch.non_tensor_batch["branch_returns"] = object_array(
+        [branched(1, WIDTH * (1 if int(name) else 41)) for name in ids]
     )
     with LargestTensor() as seen:
         compute_advantage(batch, estimator, gamma=0.9, lam=0.8, config=SETTINGS)

@@ -51,6 +51,7 @@ def offered(
         "values": torch.rand(mask.shape),
         "turn_ids": turns,
         "anchors": [[f"s{turn}" for turn in range(int(row.max()) + 1)] for row in turns],
+        "branch_returns": [[[0.5, 1.5]] * (int(row.max()) + 1) for row in turns],
         "old_log_probs": -torch.rand(mask.shape),
         "ref_log_prob": -torch.rand(mask.shape),
         "sum_pi_squared": torch.rand(mask.shape) / 2,
@@ -388,7 +389,8 @@ def test_neither_row_order_nor_padding_matters(name: str) -> None:
                 value = -1 if key == "turn_ids" else 0
                 moved[key] = torch.nn.functional.pad(x[order], (1, 2), value=value)
     moved["index"] = moved["role"] = INDEX[order]
-    moved["anchors"] = [given["anchors"][i] for i in order]
+    for column in ("anchors", "branch_returns"):
+        moved[column] = [given[column][i] for i in order]
     moved["state"] = {}
     for expected, seen in zip(estimate(name), algos.call_adv_estimator(name, **moved), strict=True):
         torch.testing.assert_close(seen[:, 1:-2], expected[order], atol=1e-5, rtol=1e-5)
@@ -408,9 +410,8 @@ def test_an_empty_batch_has_empty_advantages(name: str, shape: tuple[int, int]) 
     index = np.array(["a"] * shape[0], dtype=object)
     changed["role"] = index
     anchors = [[] for _ in range(shape[0])]
-    advantages, _ = estimate(
-        name, response_mask=mask, turn_ids=mask, index=index, anchors=anchors, **changed
-    )
+    changed |= {"anchors": anchors, "branch_returns": anchors}
+    advantages, _ = estimate(name, response_mask=mask, turn_ids=mask, index=index, **changed)
     assert advantages.shape == shape
 
 

@@ -4,6 +4,7 @@
                         estimator says of itself (built_in: names, for those without torch)
     token_advantages    GAE, REINFORCE++, ReMax, distillation (and optimal_token_baseline)
     turn_advantages     turn_gae, turn_return, gigpo
+    branch_advantages   vine, vine_redraw, tree_grpo: turns beside continuations, and their weights
     group_advantages    GRPO, RLOO and what else compares the scores of a group (groups: statistics)
     policy_losses       PPO's clipped loss and its relatives (covariance_losses; loss_inputs: what
                         they are computed from; loss_draws: what they draw at random)
@@ -38,6 +39,16 @@ if TYPE_CHECKING:
         GlobalBatchInfo,
         aggregate,
         mean_of_tokens,
+    )
+    from training.core_algos.branch_advantages import (
+        Branches,
+        BranchReturns,
+        compute_tree_grpo_advantage,
+        compute_vine_advantage,
+        compute_vine_redraw_advantage,
+        drawn_turn_weights,
+        trained_continuation_weights,
+        tree_weights,
     )
     from training.core_algos.built_in import (
         BUILT_IN_ESTIMATORS,
@@ -192,6 +203,16 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "LOSS_AGG_MODES",
         "aggregate",
         "mean_of_tokens",
+    ),
+    "branch_advantages": (
+        "BranchReturns",
+        "Branches",
+        "compute_tree_grpo_advantage",
+        "compute_vine_advantage",
+        "compute_vine_redraw_advantage",
+        "drawn_turn_weights",
+        "trained_continuation_weights",
+        "tree_weights",
     ),
     "built_in": (
         "BUILT_IN_ESTIMATORS",

@@ -9,6 +9,7 @@ what each input is. All else that others must know of an estimator stands where 
 FORMULA_MODULES = (
     "token_advantages",
     "turn_advantages",
+    "branch_advantages",
     "group_advantages",
     "optimal_token_baseline",
     "policy_losses",
@@ -22,6 +23,8 @@ ESTIMATOR_INPUTS = (
     "episode_id",
     "turn_ids",
     "anchors",
+    "branch_returns",
+    "turn_weights",
     "role",
     "old_log_probs",
     "rollout_log_probs",
@@ -55,6 +58,9 @@ ESTIMATOR_NEEDS: dict[str, tuple[str, ...]] = {
     "turn_gae": ("values", "turn_ids"),
     "turn_return": ("index", "turn_ids"),
     "gigpo": ("index", "turn_ids", "anchors"),
+    "vine": ("index", "turn_ids", "branch_returns"),
+    "vine_redraw": ("turn_ids", "branch_returns"),
+    "tree_grpo": ("index", "turn_ids", "branch_returns"),
     "on_policy_distillation": ("old_log_probs", "ref_log_prob"),
 }
 

@@ -62,6 +62,20 @@ def test_an_estimator_that_lacks_something_is_refused(
     assert_refused(runnable, overrides, problem)
 
 
+@pytest.mark.parametrize("name", ["vine", "vine_redraw", "tree_grpo"])
+def test_an_estimator_of_continuations_is_refused_where_none_are_sampled(
+    name: str, runnable: list[str]
+) -> None:
+    chosen = f"algorithm.adv_estimator={name}"
+    problem = (
+        f"{chosen} reads branch_returns, what continuations of each turn earned, and a run samples "
+        "no continuations: take an estimator that reads none, such as rloo or turn_return"
+    )
+    assert_refused(runnable, [chosen], problem)
+    _, of_kl = checked(runnable, chosen, "algorithm.use_kl_in_reward=true")
+    assert of_kl.startswith(f"{chosen} compares rewards with what continuations earned, which has")
+
+
 def test_groups_of_two_can_be_compared_and_filtered(runnable: list[str]) -> None:
     passk = ("algorithm.adv_estimator=grpo_passk", f"{ROLLOUT}.n=2")
     assert checked(runnable, *passk, "algorithm.filter_groups.enable=true") == []

@@ -11,6 +11,7 @@ def problems(config: PPOConfig) -> Iterator[str]:
     yield from _filter_problems(config)
     yield from _correction_problems(config)
     yield from _estimator_problems(config)
+    yield from _branch_problems(config)
     yield from _group_problems(config)
 
 
@@ -20,6 +21,8 @@ def warnings(config: PPOConfig) -> Iterator[str]:
     # What one of a user's own does with groups is not known.
     is_built_in = estimator in BUILT_IN_ESTIMATORS
     compares_members = is_built_in and "index" in config.estimator_needs
+    # They compare turns with continuations first.
+    compares_members = compares_members and "branch_returns" not in config.estimator_needs
     if compares_members and config.actor_rollout_ref.rollout.n == 1:
         yield (
             f"algorithm.adv_estimator={estimator} compares the responses of a group, "
@@ -68,6 +71,23 @@ def _estimator_problems(config: PPOConfig) -> Iterator[str]:
             "algorithm.adv_estimator=on_policy_distillation needs a teacher, "
             "actor_rollout_ref.ref.model.path, or with distillation_task the policy as it "
             "began"
+        )
+
+
+def _branch_problems(config: PPOConfig) -> Iterator[str]:
+    """Yields that the estimator compares turns with continuations, and there are none."""
+    if "branch_returns" not in config.estimator_needs:
+        return
+    yield (
+        f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads branch_returns, what "
+        "continuations of each turn earned, and a run samples no continuations: take an estimator "
+        "that reads none, such as rloo or turn_return"
+    )
+    if config.algorithm.use_kl_in_reward:
+        yield (
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares rewards with what "
+            "continuations earned, which has no KL in it: set algorithm.use_kl_in_reward=false, "
+            "and actor_rollout_ref.actor.use_kl_loss=true instead"
         )
 
 
