@@ -65,6 +65,9 @@ class Feature:
         history: "module:function", (config, tokens) -> `HistoryRule`, which decides where an
             episode begins a new context, for every `agent.context` but keep; see
             workers/rollout/history.py. At most one feature brings one.
+        branches: "module:function", (config, specs, ranks that share the engine) -> `BranchRule`,
+            which has states of episodes continued from more than once, or None where the config
+            turns it off; see workers/rollout/branches.py. At most one feature brings one.
         probes: "module:function", (config, role) -> list of `UpdateProbe`, the role being "actor"
             or "critic"; see workers/model/probe.py.
         read_probes: "module:function", (config, role) -> list of `ReadProbe`, the role being "ref".
@@ -102,6 +105,7 @@ class Feature:
     metrics: str | None = None
     keeper: str | None = None
     history: str | None = None
+    branches: str | None = None
     probes: str | None = None
     read_probes: str | None = None
     sync_probes: str | None = None
@@ -154,6 +158,9 @@ def features() -> dict[str, Feature]:
         "translator", {name: ["a translator"] for name, each in found.items() if each.translator}
     )
     _require_one("history", {name: ["a history"] for name, each in found.items() if each.history})
+    _require_one(
+        "branches", {name: ["branches"] for name, each in found.items() if each.branches}
+    )
     for attribute in ("modes", "moved_keys", "moved_modules"):
         _require_one(attribute, {name: vars(each)[attribute] for name, each in found.items()})
     return found

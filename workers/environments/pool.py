@@ -177,6 +177,14 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         """Starts an episode of a spec under a key of the caller's choice."""
         self._begin_episode(key, spec_index, "reset", (seed, task))
 
+    def restore(self, key: Hashable, spec_index: int, place: str, *args: Any) -> None:
+        """Starts an episode in its midst: a function puts the agent there (`EnvServer.visit`)."""
+        self._begin_episode(key, spec_index, "restore", (place, *args))
+
+    def visit(self, key: Hashable, place: str, *args: Any) -> None:
+        """Calls a function with an episode's agent; the reply has the text that it returns."""
+        self._submit(self._episodes[key], key, "visit", (place, *args))
+
     def trial(
         self,
         key: Hashable,
@@ -371,7 +379,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         slot = call.slot
         if reply.failure:
             self._discard(slot)
-        elif call.kind not in ("reset", "step"):
+        elif call.kind not in ("reset", "restore", "step", "visit"):
             self._free[slot.spec_index].append(slot)
         if reply.failure or call.kind in ("finish", "trial", "run"):
             self._episodes.pop(call.key, None)
