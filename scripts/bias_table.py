@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scripts.bias_branches import BIASED_WAYS, BRANCHED, UNBIASED_WAYS, BranchedGroups, Way
 from scripts.bias_mdp import EPISODES, GROUPS, WORLD, Groups, Policies, policies_after
 from training import core_algos
 from training.config.bias import SEQUENCE_REJECTION, TABLE
@@ -86,6 +87,7 @@ ALGORITHM = SimpleNamespace(
     distillation_task=None,
     gdpo_reward_keys=(),
     gdpo_reward_weights=(),
+    norm_adv_by_std_in_grpo=True,
 )
 # Baselines that a trainer keeps or samples: rae's running mean, remax's greedy reward.
 RAE_BASELINE = 0.4
@@ -128,6 +130,13 @@ class Case:
         """Repeats the episodes' numbers for the rows of all groups."""
         return per_episode[self.groups.rows]
 
+    @property
+    def sampled(self) -> Tensor:
+        """Returns which tokens are trained on: all, but in a branch those before it."""
+        if isinstance(self.groups, BranchedGroups):
+            return self.groups.trained
+        return self.of_rows(WORLD.mask)
+
     def tensors(self) -> dict[str, Tensor]:
         """Makes the batch.
 
@@ -145,7 +154,7 @@ class Case:
         baselines = torch.full((len(self.groups.rows),), REMAX_BASELINE, dtype=torch.float64)
         batch = {
             "token_level_rewards": self.of_rows(WORLD.rewards),
-            "response_mask": self.of_rows(WORLD.mask),
+            "response_mask": self.sampled,
             "turn_ids": self.of_rows(WORLD.turn_ids),
             "values": self.of_rows(WORLD.values(self.policies.sampler)),
             "log_probs": new,
@@ -165,7 +174,7 @@ class Case:
     def loss_mask(self, loss: str, batch: dict[str, Tensor]) -> Tensor:
         """Returns the mask that a loss is given: bypass_mode makes its own correction."""
         if loss == "bypass_mode":
-            return self.of_rows(WORLD.mask)
+            return self.sampled
         return batch["response_mask"]
 
 
@@ -181,13 +190,22 @@ def advantages_of(name: str, batch: dict[str, Tensor], groups: Groups) -> Tensor
     return torch.cat(advantages)
 
 
-def _advantages_of_rows(name: str, batch: dict[str, Tensor], groups: Groups, rows: slice) -> Tensor:
+def _advantages_of_rows(
+    name: str, batch: dict[str, Tensor], groups: Groups, rows: slice, **arguments: Any
+) -> Tensor:
     """Runs the estimator on a batch of these rows."""
     index = groups.index[rows]
     tensors = {key: tensor[rows] for key, tensor in batch.items()}
+    branches: dict[str, Any] = {}
+    if isinstance(groups, BranchedGroups):
+        branches = {
+            "branch_returns": groups.branch_returns[rows],
+            "turn_weights": groups.turn_weights[rows],
+        }
     advantages, _ = call_adv_estimator(
         name.split()[0],
         **tensors,
+        **branches,
         index=index,
         role=np.full(len(index), "policy"),
         anchors=[EPISODES[row].states for row in groups.rows[rows].tolist()],
@@ -197,6 +215,7 @@ def _advantages_of_rows(name: str, batch: dict[str, Tensor], groups: Groups, row
         gamma=1.0,
         lam=1.0,
         **VARIANTS.get(name, {}),
+        **arguments,
     )
     return advantages
 
@@ -389,13 +408,20 @@ class Cell:
 
 def cells(correction: str, stale: int) -> Iterator[Cell]:
     """Yields the entries of one form of correction."""
-    case = Case(GROUPS, policies_after(stale), correction)
+    in_groups = [name for name in estimators() if name not in BRANCHED]
+    yield from cells_of(in_groups, Case(GROUPS, policies_after(stale), correction), stale)
+    for estimator, branched in BRANCHED.items():
+        yield from cells_of([estimator], Case(branched(), policies_after(stale), correction), stale)
+
+
+def cells_of(names: list[str], case: Case, stale: int) -> Iterator[Cell]:
+    """Yields the entries of some estimators, which see the same groups."""
     batch = case.tensors()
-    weights = {mode: token_weights(GROUPS, batch["response_mask"], mode) for mode in MODES}
-    all_tokens = case.of_rows(WORLD.mask)
-    bypass_weights = {mode: token_weights(GROUPS, all_tokens, mode) for mode in MODES}
-    for estimator in estimators():
-        advantages = advantages_of(estimator, batch, GROUPS)
+    correction = case.correction
+    weights = {mode: token_weights(case.groups, batch["response_mask"], mode) for mode in MODES}
+    bypass_weights = {mode: token_weights(case.groups, case.sampled, mode) for mode in MODES}
+    for estimator in names:
+        advantages = advantages_of(estimator, batch, case.groups)
         true = true_gradient(estimator, case.policies)
         for loss in core_algos.POLICY_LOSS_REGISTRY:
             if loss in CHOOSING and (correction != "old" or estimator not in CHOOSING_WITH):
@@ -417,6 +443,19 @@ def compute() -> Table:
             row[f"{cell.mode}/{stale}"] = as_text(cell.comparison)
         print(f"{correction}, {stale} updates old: {len(table)} rows", flush=True)
     return table
+
+
+def branch_comparison(way: Way) -> Comparison:
+    """Compares what a way to branch expects on fresh samples with the policy gradient.
+
+    The loss is vanilla, and sums each main episode's tokens with all that is trained on beside it.
+    """
+    case = Case(way.rows(), policies_after(0), "old")
+    batch = case.tensors()
+    arguments = {"divide_by_std": True} if way.divide_by_std else {}
+    advantages = _advantages_of_rows(way.estimator, batch, case.groups, slice(None), **arguments)
+    gradients = token_gradients("vanilla", batch, advantages, case)
+    return compare(-in_logits(gradients, case), true_gradient(way.estimator, case.policies))
 
 
 def as_text(comparison: Comparison) -> str:
@@ -445,6 +484,7 @@ def page_tables(table: Table) -> str:
         _page_table(
             "correction, with rloo and gpg", {key.correction: table[key] for key in rloo_gpg}
         ),
+        branch_table(),
     ]
     return "\n\n".join(tables)
 
@@ -457,6 +497,15 @@ def _page_table(title: str, rows: dict[str, dict[str, str]]) -> str:
     for name, row in rows.items():
         cells_of_row = [row[f"{mode}/{stale}"] for mode, stale in columns]
         lines.append(f"| {name} | {' | '.join(cells_of_row)} |")
+    return "\n".join(lines)
+
+
+def branch_table() -> str:
+    """Draws the table of what is sampled and trained on beside the episode."""
+    lines = ["| branches, with vanilla, fresh | cosine | length |", "|---|---|---|"]
+    for name, way in (UNBIASED_WAYS | BIASED_WAYS).items():
+        cosine, ratio = branch_comparison(way)
+        lines.append(f"| {name} | {cosine:.4f} | {ratio:.4f} |")
     return "\n".join(lines)
 
 

@@ -122,7 +122,7 @@ def _first_of_episode(turns: JudgedTurns) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Moments:
+class TurnMoments:
     """Holds means and covariances over turns, (...,) each.
 
     Attributes:
@@ -140,7 +140,7 @@ class Moments:
     halves: np.ndarray
 
     @classmethod
-    def of(cls, sums: Sums) -> Moments:
+    def of(cls, sums: Sums) -> TurnMoments:
         """Divides the sums by the number of turns."""
         count = np.maximum(sums.turns, 1)
         credit, first, second = (each / count for each in (sums.credit, sums.first, sums.second))
@@ -166,7 +166,7 @@ class AgreementStatistics:
     def values(self, totals: np.ndarray) -> np.ndarray:
         """Computes the statistics from sums: (..., 13) -> (..., 6)."""
         sums = Sums.of(totals)
-        moments = Moments.of(sums)
+        moments = TurnMoments.of(sums)
         root = np.sqrt(moments.variance * moments.halves)
         statistics = [
             sums.distance / np.maximum(sums.turns, 1),
@@ -182,7 +182,7 @@ class AgreementStatistics:
         """Differentiates the statistics by the groups' weights: (resamples, groups, 6)."""
         total = Sums.of(totals[:, None])  # (resamples, 1)
         group = Sums.of(sums)  # (groups,)
-        moments = Moments.of(total)
+        moments = TurnMoments.of(total)
 
         def of_mean(of_group: np.ndarray, of_all: np.ndarray, count: str) -> np.ndarray:
             all_counted = np.maximum(getattr(total, count), 1)

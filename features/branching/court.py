@@ -43,7 +43,7 @@ class WrongTurn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Judgement:
     """Holds what a court says of an estimator.
 
     Attributes:
@@ -79,10 +79,10 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Court:
-    """Holds a court's verdicts, the best estimator first, and the turns they were judged on."""
+    """Holds a court's judgements, the best estimator first, and the turns they were judged on."""
 
     turns: JudgedTurns
-    verdicts: tuple[Verdict, ...]
+    judgements: tuple[Judgement, ...]
 
     @classmethod
     def of(cls, turns: JudgedTurns, credits: Mapping[str, np.ndarray], *, seed: int = 0) -> Court:
@@ -97,16 +97,16 @@ class Court:
         """
         if not credits:
             raise ValueError("a court needs an estimator to judge: name one or more")
-        verdicts = []
+        judgements = []
         for name, credit in credits.items():
             try:
                 found = agreement(credit, turns, seed=seed)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-            verdicts.append(Verdict(estimator=name, agreement=found, credit=np.asarray(credit)))
+            judgements.append(Judgement(estimator=name, agreement=found, credit=np.asarray(credit)))
         # sorted keeps the given order where estimators are equal.
-        verdicts.sort(key=lambda verdict: -verdict.agreement.r.value)
-        return cls(turns=turns, verdicts=tuple(verdicts))
+        judgements.sort(key=lambda judged: -judged.agreement.r.value)
+        return cls(turns=turns, judgements=tuple(judgements))
 
     @property
     def can_judge(self) -> bool:
@@ -115,11 +115,11 @@ class Court:
         return bool(np.mean(first * second) > first.mean() * second.mean())
 
     def table(self) -> str:
-        """Writes the verdicts as a table in Markdown, with 95 % intervals."""
+        """Writes the judgements as a table in Markdown, with 95 % intervals."""
         lines = [f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
-        for verdict in self.verdicts:
-            cells = [str(getattr(verdict.agreement, name)) for name in ORDER]
-            lines.append(f"| {' | '.join([verdict.estimator, *cells])} |")
+        for judged in self.judgements:
+            cells = [str(getattr(judged.agreement, name)) for name in ORDER]
+            lines.append(f"| {' | '.join([judged.estimator, *cells])} |")
         return "\n".join(lines)
 
     def sentence(self) -> str:
@@ -129,7 +129,7 @@ class Court:
                 "The two halves of the continuations do not agree on any credit: no estimator can "
                 "be judged; take more episodes, or more continuations of a turn."
             )
-        best, *others = self.verdicts
+        best, *others = self.judgements
         told = [f"{other.estimator} at {other.agreement.r.value:.2f}" for other in others]
         first = (
             f"{best.estimator} agrees with the truth of your environment at r = {best.agreement.r}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from scripts import bias_branches as branches
 from scripts import bias_mdp as mdp
 from scripts import bias_table as bias
 from training import core_algos
@@ -55,6 +56,66 @@ def test_the_true_gradient_is_the_finite_difference_of_the_expected_reward() -> 
 def test_what_is_unbiased_is_the_policy_gradient_exactly(estimator: str, loss: str) -> None:
     cosine, ratio = bias_of(estimator, loss, "seq-mean-token-sum", case())
     assert (cosine, ratio) == pytest.approx((1.0, 1.0), abs=1e-8)
+
+
+# Their rows are counted in hundreds of thousands.
+MANY = {name for name in branches.UNBIASED_WAYS if "2 continuations" in name}
+MANY |= {name for name in branches.BIASED_WAYS if "2 continuations" in name}
+
+
+@pytest.mark.parametrize("name", sorted(branches.UNBIASED_WAYS.keys() - MANY))
+def test_branches_give_the_policy_gradient_exactly(name: str) -> None:
+    found = bias.branch_comparison(branches.UNBIASED_WAYS[name])
+    assert found == pytest.approx((1.0, 1.0), abs=1e-8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(branches.UNBIASED_WAYS.keys() & MANY))
+def test_branches_of_several_continuations_give_the_policy_gradient_exactly(name: str) -> None:
+    found = bias.branch_comparison(branches.UNBIASED_WAYS[name])
+    assert found == pytest.approx((1.0, 1.0), abs=1e-8)
+
+
+def test_the_own_return_among_the_continuations_halves_the_gradient() -> None:
+    found = bias.branch_comparison(branches.BIASED_WAYS["vine, 1 continuation and the own return"])
+    assert found == pytest.approx((1.0, 0.5), abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for name in branches.BIASED_WAYS.keys() - MANY if "own" not in name)
+)
+def test_what_the_literature_leaves_out_turns_the_gradient(name: str) -> None:
+    assert bias.branch_comparison(branches.BIASED_WAYS[name]).cosine < 0.99
+
+
+def test_branches_are_sampled_as_often_as_the_policy_does() -> None:
+    """A row's number is its chance; with branches trained on, tokens are met more than once."""
+    for make in (branches.vine, branches.redraw, lambda: branches.drawn_turn(weighted=True)):
+        groups = make()
+        assert float(groups.probabilities.sum()) == pytest.approx(1, abs=1e-12)
+        met = torch.zeros(len(mdp.EPISODES), dtype=torch.float64)
+        met.index_add_(0, groups.rows, groups.probabilities)
+        torch.testing.assert_close(met, torch.tensor(branches.chances(), dtype=torch.float64))
+    tree = branches.tree(weighted=True)
+    whole = tree.trained[:, 0]
+    assert float(tree.probabilities[whole].sum()) == pytest.approx(1, abs=1e-12)
+    several_turns = sum(
+        chance
+        for episode, chance in zip(mdp.EPISODES, branches.chances(), strict=True)
+        if len(episode.rewards) > 1
+    )
+    assert float(tree.probabilities[~whole].sum()) == pytest.approx(several_turns, abs=1e-12)
+
+
+def test_a_redraw_is_another_draw_of_one_turn_alone() -> None:
+    """Of equal seeds the return is the episode's own; of other ones that of a fresh continuation.
+
+    So the mean return of a redraw of turn 0 is the value of the game.
+    """
+    groups = branches.redraw()
+    first = torch.tensor([lists[0][0] for lists in groups.branch_returns], dtype=torch.float64)
+    expected = sum(value * chance for value, chance in branches.continuations((), 0).items())
+    assert float((first * groups.probabilities).sum()) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_mean_that_includes_the_episode_itself_shrinks_an_outcome_evenly_and_turns_unevenly() -> (

@@ -250,11 +250,11 @@ def test_estimators_with_seeded_faults_come_last() -> None:
         ]
     )
     faults = {"sign": -right, "shifted": other_turn, "other's": other_episode}
-    verdicts = Court.of(judged, {**faults, **credits}).verdicts
-    names = [verdict.estimator for verdict in verdicts]
+    judgements = Court.of(judged, {**faults, **credits}).judgements
+    names = [judged.estimator for judged in judgements]
     assert set(names[-3:]) == faults.keys() and names[-1] == "sign"
-    lowest_right = min(v.agreement.r.low for v in verdicts if v.estimator in credits)
-    assert all(v.agreement.r.high < lowest_right for v in verdicts if v.estimator in faults)
+    lowest_right = min(v.agreement.r.low for v in judgements if v.estimator in credits)
+    assert all(v.agreement.r.high < lowest_right for v in judgements if v.estimator in faults)
 
 
 # What cannot be judged
@@ -270,7 +270,7 @@ def test_credit_that_is_constant_agrees_with_nothing() -> None:
 def test_halves_that_do_not_agree_judge_nobody_and_say_so() -> None:
     turns = turns_of([0, 1, 2, 3], first=[1.0, -1.0, 1.0, -1.0], second=[-1.0, 1.0, -1.0, 1.0])
     court = Court.of(turns, {"mine": np.array([1.0, -1.0, 1.0, 0.0])})
-    found = court.verdicts[0].agreement
+    found = court.judgements[0].agreement
     assert found.r.low == -np.inf and found.r.high == np.inf
     assert not court.can_judge and "no estimator can be judged" in court.sentence()
     assert "| mine |" in court.table()
@@ -323,7 +323,7 @@ def test_the_sentence_and_the_table_begin_with_the_best() -> None:
     judged = Court.of(
         court.turns, {name: court.credit(name) for name in names} | {"none": court.true_credit * 0}
     )
-    best = judged.verdicts[0]
+    best = judged.judgements[0]
     assert best.estimator in names
     assert judged.sentence().startswith(
         f"{best.estimator} agrees with the truth of your environment at r = {best.agreement.r}; "
@@ -340,7 +340,7 @@ def test_the_most_wrong_turns_are_named_whatever_the_size_of_credit() -> None:
     wrong = int(np.argmin(np.abs(court.turns.measured - credit)))
     credit[wrong] = 5.0
     judged = Court.of(court.turns, {"mine": 10 * credit})
-    (found,) = judged.verdicts[0].most_wrong(court.turns, 1)
+    (found,) = judged.judgements[0].most_wrong(court.turns, 1)
     assert found.episode == str(court.turns.episode[wrong])
     assert found.turn == court.turns.turn[wrong]
     assert found.measured == pytest.approx(court.turns.measured[wrong])
