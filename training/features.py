@@ -158,9 +158,7 @@ def features() -> dict[str, Feature]:
         "translator", {name: ["a translator"] for name, each in found.items() if each.translator}
     )
     _require_one("history", {name: ["a history"] for name, each in found.items() if each.history})
-    _require_one(
-        "branches", {name: ["branches"] for name, each in found.items() if each.branches}
-    )
+    _require_one("branches", {name: ["branches"] for name, each in found.items() if each.branches})
     for attribute in ("modes", "moved_keys", "moved_modules"):
         _require_one(attribute, {name: vars(each)[attribute] for name, each in found.items()})
     return found

@@ -400,7 +400,6 @@ class TurnLoop:
             self.batches.remove(batch)
             self.ended.append(batch)
 
-
     def _branch(self, episode: Episode, batch: Batch) -> None:
         """Has the branches of an episode that has ended played in its batch."""
         assert batch.branches is not None
