@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from features.branching.judging_words import JUDGED
 from features.branching.settings import NEVER, BranchingSettings
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
                 "branching.at=every, say"
             )
         return
-    if not reads:
+    if not reads and config.algorithm.adv_estimator != JUDGED:
         log.warning(
             "branching.at=%s: continuations are sampled and measured, and "
             "algorithm.adv_estimator=%s does not read them",

@@ -12,7 +12,7 @@ FEATURE = Feature(
     # Before the records, which keep a step's metrics.
     observer_order=16,
     metrics="metric_names.yaml",
-    modes={"--judge-credit": "features.branching.court_command:judge_command"},
+    modes={"--judge-credit": "features.branching.judging_command:judge_command"},
     model_options=("--judge-credit",),
     usage=(
         "--judge-credit CHECKPOINT [--episodes 64] [--samples 4] [--estimators grpo,turn_gae,…]\n"

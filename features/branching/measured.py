@@ -24,6 +24,7 @@ class Measured:
 
     Attributes:
         returns: of each turn, of its continuations that count.
+        rewards, tokens, texts: of each of the episode's own turns.
         endings: how many ended how.
         left_out: of those that do not count, a reason of each.
         refused: turns whose state could not be taken, a reason of each.
@@ -32,6 +33,9 @@ class Measured:
     """
 
     returns: list[list[float]]
+    rewards: list[float]
+    tokens: list[int]
+    texts: list[str]
     endings: Counter[str] = field(default_factory=Counter)
     left_out: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -42,6 +46,9 @@ class Measured:
         """Returns the numbers, and the first reasons, as plain data."""
         return {
             "returns": self.returns,
+            "rewards": self.rewards,
+            "tokens": self.tokens,
+            "texts": self.texts,
             "endings": dict(self.endings),
             "left_out": len(self.left_out),
             "refused": len(self.refused),
@@ -53,8 +60,13 @@ class Measured:
 
 def measure(episode: Episode, agent: AgentConfig, turn_gamma: float) -> Measured:
     """Measures an episode's branches, in the order in which they were asked for."""
-    measured = Measured([[] for _ in episode.turns])
     own = turn_rewards(episode)
+    measured = Measured(
+        returns=[[] for _ in episode.turns],
+        rewards=own,
+        tokens=[turn.tokens for turn in episode.turns],
+        texts=[turn.text for turn in episode.turns],
+    )
     for state in episode.states:
         if state.startswith(REFUSAL):
             measured.refused.append(state.removeprefix(REFUSAL))

@@ -169,7 +169,7 @@ class Branches(BranchRule):
             drawn, _ = self.drawn(episode)
             # A redraw judges the turn alone; else the state behind it is worth something, too.
             turns = {drawn} if self.is_common else {drawn, drawn + 1} & turns
-        if self._group_continues and not self.settings.first_turn:
+        if self._group_continues and not self.settings.numbered and not self.settings.first_turn:
             turns.discard(0)
         return sorted(turns)
 
