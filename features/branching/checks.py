@@ -33,11 +33,11 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
         log.warning(
             "branching.at=%s: continuations are sampled and measured, and "
             "algorithm.adv_estimator=%s does not read them",
-            ",".join(settings.at),
+            settings.places,
             config.algorithm.adv_estimator,
         )
-    yield from _player_problems(config, ",".join(settings.at))
-    yield from _run_problems(config, ",".join(settings.at))
+    yield from _player_problems(config, settings.places)
+    yield from _run_problems(config, settings.places)
 
 
 def _player_problems(config: PPOConfig, at: str) -> Iterator[str]:

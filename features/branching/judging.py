@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from data.protocol import DataProto
@@ -28,7 +27,7 @@ from features.branching.court import Court
 from features.branching.credit import BranchedEpisode, JudgedTurns
 from features.branching.judged import JudgedBatch, judge_batch
 from features.branching.judging_page import write_page
-from features.branching.judging_words import JUDGED, LEAST_GROUPS, Wanted, judging_config
+from features.branching.judging_words import JUDGED, LEAST_GROUPS, WantedCourt, judging_config
 from features.branching.settings import BranchingSettings
 from training.building import build_trainer
 from training.config import PPOConfig
@@ -51,7 +50,7 @@ RESULT = "credit.json"
 PAGE = "credit.html"
 
 
-def judge_credit(config: PPOConfig, wanted: Wanted, signals: EndingSignals) -> int:
+def judge_credit(config: PPOConfig, wanted: WantedCourt, signals: EndingSignals) -> int:
     """Judges the estimators, prints a table and a sentence; returns the exit code.
 
     Raises:
@@ -60,7 +59,7 @@ def judge_credit(config: PPOConfig, wanted: Wanted, signals: EndingSignals) -> i
     needs = _require_estimators(config, wanted)
     config, checkpoint = _find_weights(config, wanted, needs)
     out = _output_folder(config, wanted, checkpoint)
-    register_adv_est(JUDGED, needs=needs)(_no_advantages)
+    register_adv_est(JUDGED, needs=needs)(_rewards)
     config = judging_config(config, wanted, out, checkpoint)
     problems = check_config(config)
     if problems:
@@ -74,13 +73,12 @@ def judge_credit(config: PPOConfig, wanted: Wanted, signals: EndingSignals) -> i
     return _tell(config, wanted, batches, out)
 
 
-def _no_advantages(token_level_rewards: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    """Stands for all estimators that are judged: it is asked what they need, and gives nothing."""
-    nothing = torch.zeros_like(token_level_rewards)
-    return nothing, nothing
+def _rewards(token_level_rewards: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    """Stands for all estimators that are judged: it is asked what they need, and trains nothing."""
+    return token_level_rewards, token_level_rewards
 
 
-def _require_estimators(config: PPOConfig, wanted: Wanted) -> tuple[str, ...]:
+def _require_estimators(config: PPOConfig, wanted: WantedCourt) -> tuple[str, ...]:
     """Returns all that the estimators read.
 
     Raises:
@@ -107,7 +105,7 @@ def _require_estimators(config: PPOConfig, wanted: Wanted) -> tuple[str, ...]:
 
 
 def _find_weights(
-    config: PPOConfig, wanted: Wanted, needs: Sequence[str]
+    config: PPOConfig, wanted: WantedCourt, needs: Sequence[str]
 ) -> tuple[PPOConfig, Path | None]:
     """Finds what is judged: a checkpoint, or a model as it is.
 
@@ -130,7 +128,7 @@ def _find_weights(
     return config, checkpoint
 
 
-def _output_folder(config: PPOConfig, wanted: Wanted, checkpoint: Path | None) -> Path:
+def _output_folder(config: PPOConfig, wanted: WantedCourt, checkpoint: Path | None) -> Path:
     """Returns the folder of the results: OUT, or RUN_DIR/credit/NAME."""
     if wanted.out is not None:
         return wanted.out.absolute()
@@ -142,7 +140,7 @@ def _output_folder(config: PPOConfig, wanted: Wanted, checkpoint: Path | None) -
 
 
 def _play(
-    config: PPOConfig, wanted: Wanted, out: Path, signals: EndingSignals
+    config: PPOConfig, wanted: WantedCourt, out: Path, signals: EndingSignals
 ) -> list[JudgedBatch]:
     """Plays and judges batches until there are enough episodes; tells what they cost."""
     batches = _read_judged(config, wanted, out)
@@ -173,7 +171,7 @@ def _play(
 
 
 def _play_batch(
-    trainer: RayPPOTrainer, rows: Any, step: int, wanted: Wanted, out: Path
+    trainer: RayPPOTrainer, rows: Any, step: int, wanted: WantedCourt, out: Path
 ) -> JudgedBatch:
     """Plays a batch as the training's step would, and judges the estimators on it."""
     trainer.sync_weights()
@@ -198,7 +196,7 @@ def _append(batch: JudgedBatch, out: Path) -> None:
     write_atomically(path, before + json.dumps(asdict(batch)) + "\n")
 
 
-def _read_judged(config: PPOConfig, wanted: Wanted, out: Path) -> list[JudgedBatch]:
+def _read_judged(config: PPOConfig, wanted: WantedCourt, out: Path) -> list[JudgedBatch]:
     """Reads what an earlier call of this court has judged, if it asked the same."""
     asked = out / "asked.json"
     question = json.dumps(_question(config, wanted), default=str, sort_keys=True, indent=1)
@@ -214,7 +212,7 @@ def _read_judged(config: PPOConfig, wanted: Wanted, out: Path) -> list[JudgedBat
     return batches
 
 
-def _question(config: PPOConfig, wanted: Wanted) -> dict[str, Any]:
+def _question(config: PPOConfig, wanted: WantedCourt) -> dict[str, Any]:
     """Returns all that the judged numbers follow from, but for how many episodes there are."""
     return {
         "model": wanted.model,
@@ -227,7 +225,7 @@ def _question(config: PPOConfig, wanted: Wanted) -> dict[str, Any]:
 # Telling
 
 
-def _tell_cost_before(config: PPOConfig, wanted: Wanted, episodes: int) -> None:
+def _tell_cost_before(config: PPOConfig, wanted: WantedCourt, episodes: int) -> None:
     """Says what the court will cost at most."""
     turns = config.agent.max_turn
     response = config.data.max_response_length
@@ -258,7 +256,7 @@ def _tell_cost_so_far(batches: Sequence[JudgedBatch], count: int) -> None:
     )
 
 
-def _tell(config: PPOConfig, wanted: Wanted, batches: Sequence[JudgedBatch], out: Path) -> int:
+def _tell(config: PPOConfig, wanted: WantedCourt, batches: Sequence[JudgedBatch], out: Path) -> int:
     """Prints and writes the court; returns the exit code."""
     entries = [entry for batch in batches for entry in batch.episodes]
     left_out: dict[str, int] = {}

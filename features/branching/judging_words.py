@@ -25,7 +25,7 @@ LEAST_GROUPS = 3
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedCourt:
     """Holds what the command line asks for.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Parser(ArgumentParser):
         raise ConfigError([f"{message} (see --help)"])
 
 
-def read_words(argv: Sequence[str]) -> Wanted:
+def read_words(argv: Sequence[str]) -> WantedCourt:
     """Sorts the command line's words into the options of a court and the configuration's.
 
     Without a CONFIG.yaml among them the one of the run counts.
@@ -83,7 +83,7 @@ def read_words(argv: Sequence[str]) -> Wanted:
     if command_line.file is None and not command_line.file_problems:
         found = _config_of_the_run(options.judge_credit)
     names = tuple(name.strip() for name in options.estimators.split(",") if name.strip())
-    return Wanted(
+    return WantedCourt(
         model=options.judge_credit,
         episodes=options.episodes,
         samples=options.samples,
@@ -104,7 +104,7 @@ def _config_of_the_run(model: str) -> list[str]:
     return []
 
 
-def with_estimators(config: PPOConfig, wanted: Wanted) -> Wanted:
+def with_estimators(config: PPOConfig, wanted: WantedCourt) -> WantedCourt:
     """Returns what is wanted, with the estimators that are judged where none was named.
 
     They are the config's own and those beside it that need no further model.
@@ -118,7 +118,7 @@ def with_estimators(config: PPOConfig, wanted: Wanted) -> Wanted:
 
 
 def judging_config(
-    config: PPOConfig, wanted: Wanted, out: Path, checkpoint: Path | None
+    config: PPOConfig, wanted: WantedCourt, out: Path, checkpoint: Path | None
 ) -> PPOConfig:
     """Returns the configuration that plays and continues episodes with frozen weights.
 

@@ -19,7 +19,7 @@ from workers.rollout.failure_policy import is_masked
 
 
 @dataclass
-class Measured:
+class MeasuredEpisode:
     """Holds what the continuations of an episode earned, and what they cost.
 
     Attributes:
@@ -58,10 +58,10 @@ class Measured:
         }
 
 
-def measure(episode: Episode, agent: AgentConfig, turn_gamma: float) -> Measured:
+def measure(episode: Episode, agent: AgentConfig, turn_gamma: float) -> MeasuredEpisode:
     """Measures an episode's branches, in the order in which they were asked for."""
     own = turn_rewards(episode)
-    measured = Measured(
+    measured = MeasuredEpisode(
         returns=[[] for _ in episode.turns],
         rewards=own,
         tokens=[turn.tokens for turn in episode.turns],

@@ -52,7 +52,7 @@ class Proved(NamedTuple):
 
 
 @dataclass
-class Played:
+class TriedEpisode:
     """Holds an episode of the trial.
 
     Attributes:
@@ -117,9 +117,9 @@ class _Trial:
         for again in rewards:
             self._require_equal("the episode's reward", again, reward)
 
-    def _play_first(self, way: str, seed: int, task: Task | None) -> Played:
+    def _play_first(self, way: str, seed: int, task: Task | None) -> TriedEpisode:
         """Plays an episode of random answers, and takes its states."""
-        played = Played(self._new_key())
+        played = TriedEpisode(self._new_key())
         self.pool.reset(played.key, 0, seed, task)
         played.replies.append(self._reply("reset"))
         if self.settings.luck == "fresh":
@@ -138,7 +138,7 @@ class _Trial:
             played.replies.append(self._reply("step"))
         return played
 
-    def _turns(self, way: str, original: Played) -> Iterator[int]:
+    def _turns(self, way: str, original: TriedEpisode) -> Iterator[int]:
         """Yields the turns from which an episode is played again: the first, a middle, the last."""
         last = len(original.actions) - 1
         if way == REPLAY:
@@ -147,10 +147,10 @@ class _Trial:
         yield from sorted({0, (last + 1) // 2, last})
 
     def _play_again(
-        self, way: str, original: Played, turn: int, seed: int, task: Task | None
-    ) -> Played:
+        self, way: str, original: TriedEpisode, turn: int, seed: int, task: Task | None
+    ) -> TriedEpisode:
         """Plays the same answers from a turn on, in another agent; each reply must be the same."""
-        again = Played(self._new_key())
+        again = TriedEpisode(self._new_key())
         if way == REPLAY:
             self.pool.reset(again.key, 0, seed, task)
             first = self._reply("reset")
@@ -168,7 +168,7 @@ class _Trial:
             self._require_equal_replies(what, again.replies[-1], original.replies[number + 1])
         return again
 
-    def _end(self, played: Played) -> float | None:
+    def _end(self, played: TriedEpisode) -> float | None:
         """Ends an episode; returns the reward that replaces its turns', if there is one."""
         ending = "done" if played.replies[-1].done else "max_turns"
         self.pool.finish(played.key, ending)

@@ -42,15 +42,15 @@ GROUP = "index"
 
 def open_branches(
     config: PPOConfig, specs: Sequence[EpisodeSpec], group: dist.ProcessGroup | None
-) -> Branches | None:
+) -> BranchSampling | None:
     """Opens the rule; None where branching.at=never."""
     settings = config.section(BranchingSettings)
     if not settings.is_on:
         return None
-    return Branches(config, settings, specs, group)
+    return BranchSampling(config, settings, specs, group)
 
 
-class Branches(BranchRule):
+class BranchSampling(BranchRule):
     """Has the states of episodes continued from, as the settings say.
 
     Args:

@@ -1,23 +1,13 @@
 """The settings of branching: where continuations begin, how many, and what they are for."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
-
-from pydantic import BeforeValidator
+from typing import Final, Literal
 
 from training.config.section import NonNegativeInt, PositiveInt, Section
 
-NEVER = "never"
-PLACES = (NEVER, "every", "random", "last", "entropy")
+NEVER: Final = "never"
+Place = Literal["never", "every", "random", "last", "entropy"]
 State = Literal["proved", "snapshot", "copy", "replay"]
-
-
-def _as_word(value: Any) -> Any:
-    """Writes the number of a turn as text, so that words and numbers are of one type."""
-    return str(value) if type(value) is int else value
-
-
-Place = Annotated[str, BeforeValidator(_as_word)]
 
 
 class BranchingSettings(Section):
@@ -25,7 +15,7 @@ class BranchingSettings(Section):
 
     #: never, every, random (one turn, drawn), last, entropy (one turn, drawn in proportion to how
     #: unsure the policy was), or numbers of turns, as [0, 4], the first being 0
-    at: tuple[Place, ...] = (NEVER,)
+    at: tuple[NonNegativeInt | Place, ...] = (NEVER,)
     samples: PositiveInt = 4  #: continuations of each such state
     #: how a state is had again: by the environment's snapshot() and restore(bytes), by a copy of
     #: it, by playing the turns before it again; proved = the first that holds in a trial
@@ -54,14 +44,18 @@ class BranchingSettings(Section):
     @property
     def numbered(self) -> tuple[int, ...]:
         """Returns the numbers of turns, where `at` names some."""
-        return tuple(int(word) for word in self.at if word.isdigit())
+        return tuple(place for place in self.at if isinstance(place, int))
+
+    @property
+    def places(self) -> str:
+        """Returns `at` as sentences name it."""
+        return ",".join(str(place) for place in self.at)
 
     def problems(self) -> Iterator[str]:
-        """Yields that `at` is neither one of the words nor a list of numbers."""
-        is_word = len(self.at) == 1 and self.at[0] in PLACES
-        is_numbers = bool(self.at) and all(word.isdigit() for word in self.at)
-        if not is_word and not is_numbers:
-            yield (
-                f"branching.at={list(self.at)} must be one of {', '.join(PLACES)}, or a list of "
-                "turns, as [0, 4], the first being 0"
-            )
+        """Yields that `at` is neither one word nor a list of numbers."""
+        if len(self.at) == 1 or (self.at and len(self.numbered) == len(self.at)):
+            return
+        yield (
+            f"branching.at={list(self.at)} must be one word, such as every, or a list of turns, "
+            "as [0, 4], the first being 0"
+        )
