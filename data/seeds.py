@@ -9,7 +9,12 @@ from data.array_ops import object_array
 
 
 def seed_for(
-    run: int, step: int, group: int, sample: int | None = None, turn: int | None = None
+    run: int,
+    step: int,
+    group: int,
+    sample: int | None = None,
+    turn: int | None = None,
+    branch: str | None = None,
 ) -> int:
     """Derives a seed in [0, 2**31), the same in every process, machine and Python version.
 
@@ -19,6 +24,7 @@ def seed_for(
         group: the prompt group within the step, counted in data order.
         sample: the sample within the group; left out, all samples of the group share the seed.
         turn: the turn within the episode.
+        branch: the word of a branch of the episode, where it is one; it changes no other seed.
 
     The environment is reset with `seed_for(run, step, group)`, so that a group's samples face the
     same task; the sampler of a turn uses `seed_for(run, step, group, sample, turn)`, so that they
@@ -27,6 +33,8 @@ def seed_for(
     words = []
     for number in (run, step, group, sample, turn):
         words.append("-" if number is None else str(int(number)))
+    if branch is not None:
+        words.append(branch)
     digest = hashlib.sha256("/".join(words).encode()).digest()
     return int.from_bytes(digest[:4], "big") % 2**31
 

@@ -70,6 +70,9 @@ class Feature:
             workers/rollout/questions.py. At most one feature brings one.
         samplers: a name for `data.sampler.name` -> "module:function", (config, dataset) -> torch
             Sampler of the training rows; see data/learning_sampler.py.
+        branches: "module:function", (config, specs, ranks that share the engine) -> `BranchRule`,
+            which has states of episodes continued from more than once, or None where the config
+            turns it off; see workers/rollout/branches.py. At most one feature brings one.
         probes: "module:function", (config, role) -> list of `UpdateProbe`, the role being "actor"
             or "critic"; see workers/model/probe.py.
         read_probes: "module:function", (config, role) -> list of `ReadProbe`, the role being "ref".
@@ -117,6 +120,7 @@ class Feature:
     history: str | None = None
     questions: str | None = None
     samplers: Mapping[str, str] = field(default_factory=dict)
+    branches: str | None = None
     probes: str | None = None
     read_probes: str | None = None
     sync_probes: str | None = None
@@ -176,6 +180,7 @@ def features() -> dict[str, Feature]:
     )
     _require_one("history", {name: ["a history"] for name, each in found.items() if each.history})
     _require_one("questions", {name: ["answers"] for name, each in found.items() if each.questions})
+    _require_one("branches", {name: ["branches"] for name, each in found.items() if each.branches})
     for attribute in ("modes", "moved_keys", "moved_modules", "samplers"):
         _require_one(attribute, {name: vars(each)[attribute] for name, each in found.items()})
     return found

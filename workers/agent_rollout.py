@@ -22,6 +22,7 @@ from training.config import PPOConfig
 from workers.agent_pools import open_pools
 from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
+from workers.rollout.branches import branch_columns, open_branches
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_facts import episode_facts
 from workers.rollout.failure_policy import apply_failure_policy
@@ -77,6 +78,7 @@ class AgentRollout:
         self.keepers = open_keepers(config, self.tokens)
         self.history = open_history(config, self.tokens)
         self.questions = open_questions(config, self.tokens)
+        self.branches = open_branches(config, specs, group)
         self.pool: Any = None
         if is_leader(group):
             self.pool = open_pools(config, specs, engine.max_model_len)
@@ -120,7 +122,11 @@ class AgentRollout:
             episodes.append(episode)
         self.loop.lockstep = bool(described.meta_info.get("seeded"))
         sampler = self.engine.sampler(described.meta_info)
-        return Batch(episodes, sampler, [self.limits(spec) for spec in self.specs])
+        limits = [self.limits(spec) for spec in self.specs]
+        if self.branches is None or not is_sampled_to_train(described):
+            return Batch(episodes, sampler, limits)
+        self.branches.prepare(described)
+        return Batch(episodes, sampler, limits, self.branches)
 
     def limits(self, spec: EpisodeSpec) -> TurnLimits:
         """Returns what ends turns and episodes of this spec's agents."""
@@ -169,6 +175,8 @@ class AgentRollout:
         columns["episode_facts"] = object_array(
             [facts[each.description] if each.number == 0 else None for each in training_rows]
         )
+        if self.branches is not None and is_sampled_to_train(described):
+            columns |= branch_columns(self.branches, episodes, descriptions)
         names_speakers = any(kind_of(spec).names_speakers for spec in self.specs)
         if names_speakers or self.questions is not None:
             columns |= speaker_columns(training_rows, columns["data_source"])
@@ -184,6 +192,8 @@ class AgentRollout:
             self.keepers.before_policy(episode)
             episode.leave_untrained_out()
             apply_failure_policy(episode, self.config.agent)
+            for branch in episode.branches:
+                apply_failure_policy(branch, self.config.agent)
             facts = episode_facts(episode)
             all_facts.append(facts | self.keepers.after_policy(episode, facts))
         return all_facts
@@ -192,6 +202,12 @@ class AgentRollout:
         """Shuts the environment pool down."""
         if self.pool is not None:
             self.pool.shutdown()
+
+
+def is_sampled_to_train(described: DataProto) -> bool:
+    """Checks whether episodes are sampled for training, and are neither validation's nor greedy."""
+    info = described.meta_info
+    return not info.get("validate") and bool(info.get("do_sample", True))
 
 
 def list_training_rows(episodes: Sequence[Episode]) -> list[TrainingRow]:

@@ -1,5 +1,21 @@
-"""Credit of turns, measured by continuations, and how well estimators agree with it."""
+"""Credit of turns, measured by continuations: branching.*, --judge-credit CHECKPOINT."""
 
+from features.branching.settings import BranchingSettings
 from training.features import Feature
 
-FEATURE = Feature()
+FEATURE = Feature(
+    section=BranchingSettings,
+    checks="features.branching.checks:config_problems",
+    branches="features.branching.sampling:open_branches",
+    keeper="features.branching.counts:open_keeper",
+    observer="features.branching.counts:open_observer",
+    # Before the records, which keep a step's metrics.
+    observer_order=16,
+    metrics="metric_names.yaml",
+    modes={"--judge-credit": "features.branching.judging_command:judge_command"},
+    model_options=("--judge-credit",),
+    usage=(
+        "--judge-credit CHECKPOINT [--episodes 64] [--samples 4] [--estimators grpo,turn_gae,…]\n"
+        "             measure the credit of turns by continuations, and judge estimators by it"
+    ),
+)

@@ -183,6 +183,14 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         """Starts an episode of a spec under a key of the caller's choice."""
         self._begin_episode(key, spec_index, "reset", (seed, task))
 
+    def restore(self, key: Hashable, spec_index: int, place: str, *args: Any) -> None:
+        """Starts an episode in its midst: a function puts the agent there (`EnvServer.visit`)."""
+        self._begin_episode(key, spec_index, "restore", (place, *args))
+
+    def visit(self, key: Hashable, place: str, *args: Any) -> None:
+        """Calls a function with an episode's agent; the reply has the text that it returns."""
+        self._submit(self._episodes[key], key, "visit", (place, *args))
+
     def trial(
         self,
         key: Hashable,
@@ -400,7 +408,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         is_over = not reply.questions
         if reply.failure:
             self._discard(slot)
-        elif is_over and slot.kind not in ("reset", "step"):
+        elif is_over and slot.kind not in ("reset", "restore", "step", "visit"):
             self._free[slot.spec_index].append(slot)
         if reply.failure or (is_over and slot.kind in ("finish", "trial", "run")):
             self._episodes.pop(call.key, None)

@@ -28,7 +28,19 @@ from custom.model_usage import Counts, checked_counts
 from custom.trial import Trial
 from data.texts import printable
 
-Call = Literal["build", "trial", "reset", "step", "finish", "close", "run", "answer", "give_up"]
+Call = Literal[
+    "build",
+    "trial",
+    "reset",
+    "restore",
+    "step",
+    "visit",
+    "finish",
+    "close",
+    "run",
+    "answer",
+    "give_up",
+]
 # reward_fault: a reward function failed, which ends the run.
 Failure = Literal["", "env_crash", "env_timeout", "reward_fault"]
 
@@ -67,6 +79,7 @@ class StepReply:
             has none.
         tools: of a build, the tools' schemas.
         trial: of a trial, what was seen.
+        said: of a visit, the text that the function returned.
         failure: the episode is over and its environment gone.
         error: why, in one line and the traceback's last ones.
         strays: children that the environment forked and that came back from a call since the last
@@ -90,6 +103,7 @@ class StepReply:
     anchor: str | None = None
     tools: list[dict[str, Any]] | None = None
     trial: Trial | None = None
+    said: str = ""
     failure: Failure = ""
     error: str = ""
     strays: int = 0

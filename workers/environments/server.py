@@ -23,6 +23,7 @@ from custom.env import BadRewardFunction, NewHistory, Task
 from custom.env_calls import Abandoned, describe
 from custom.model_usage import USAGE
 from custom.trial import play_trial
+from data.loading import load_object
 from workers.environments.clock import TaskClock
 from workers.environments.reply import (
     Call,
@@ -220,6 +221,18 @@ class EnvServer:
             reward=float(reward),
             done=bool(done),
         )
+
+    def visit(self, place: str, *arguments: Any) -> StepReply:
+        """Calls a function with the agent, and replies with the text that it returns.
+
+        Args:
+            place: "module:function" of the project's, which a feature names.
+        """
+        return StepReply(said=str(load_object(place, "a visit")(self.agent, *arguments)))
+
+    def restore(self, place: str, *arguments: Any) -> StepReply:
+        """Begins an episode in its midst, by a function that puts the agent there."""
+        return self.visit(place, *arguments)
 
     def finish(self, ending: str) -> StepReply:
         """Ends the episode; replies with its own reward, where there is one."""

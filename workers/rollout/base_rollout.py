@@ -284,12 +284,18 @@ def start_episodes(prompts: DataProto) -> list[Episode]:
 def turn_seed(meta_info: dict[str, Any], episode: Episode, turn: int | None = None) -> int:
     """Returns sampling's seed of (run, step, group, sample, turn); None: the episode's next turn.
 
-    A restarted episode samples anew, and validation for itself.
+    A restarted episode samples anew, and validation and branches for themselves.
     """
     if turn is None:
         turn = len(episode.turns)
-    turn += TURNS_PER_ATTEMPT * episode.attempt
+    branch = None
+    attempt = episode.attempt
+    if episode.begin is not None:
+        branch = episode.begin.word_of(turn)
+        attempt += episode.begin.attempt
+    turn += TURNS_PER_ATTEMPT * attempt
     sample = episode.sample
     if meta_info.get("validate"):
         sample = -1 - episode.sample
-    return seed_for(meta_info["seed"], meta_info["global_steps"], episode.group, sample, turn)
+    step = meta_info["global_steps"]
+    return seed_for(meta_info["seed"], step, episode.group, sample, turn, branch)

@@ -39,6 +39,7 @@ from custom.env import BadRewardFunction, Message
 from custom.model_usage import Counts, add_counts
 from data.turn_tokens import Conversation, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
+from workers.rollout.begin import Begin
 from workers.rollout.engine import Completion, Sampling, VersionSpan, copy_with
 from workers.rollout.questions import Questions
 from workers.rollout.speaker import NOBODY, Speaker
@@ -220,6 +221,11 @@ class Episode:
         env_seconds: the environment's own time.
         models: what was asked of models beside the policy, in all attempts.
         seconds: wall time of the last attempt.
+        begin: where it begins in the midst of another episode, whose branch it is; None: it is
+            none.
+        branches: of this episode.
+        states: texts that stand for the environment's state before each turn that it was asked
+            for, where branches are to begin there (branches.py).
     """
 
     group: int
@@ -242,6 +248,9 @@ class Episode:
     env_seconds: float = 0.0
     models: Counts = field(default_factory=dict)
     seconds: float = 0.0
+    begin: Begin | None = None
+    branches: list[Episode] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
 
     @property
     def row(self) -> Row:
@@ -265,6 +274,18 @@ class Episode:
     def tokens(self) -> int:
         """Counts the tokens of all rows behind their prompts."""
         return sum(len(row.ids) for row in self.rows)
+
+    def taken_completion(self) -> Completion | None:
+        """Returns the next turn's completion where it was sampled in another episode."""
+        if self.begin is None or len(self.turns) >= self.begin.turn:
+            return None
+        return self.begin.prefix[len(self.turns)]
+
+    def left_of_branch(self) -> int:
+        """Counts the tokens that a branch may still sample."""
+        if self.begin is None:
+            return sys.maxsize
+        return self.begin.left(sum(turn.tokens for turn in self.turns[self.begin.turn :]))
 
     def is_left_out(self, span: Span) -> bool:
         """Checks whether a span is of a turn that is not trained on."""
@@ -305,6 +326,7 @@ class Episode:
         self.messages = []
         self.turns = []
         self.asked = {}
+        self.states = []
         self.program = {}
         self.ending = ""
         self.error = ""
@@ -497,9 +519,16 @@ def _take_reply(episode: Episode, reply: StepReply, questions: Questions) -> Non
 def sample(
     episode: Episode, sampler: Sampler, limits: TurnLimits
 ) -> Generator[Request, Completion, Completion]:
-    """Makes the engine continue the row, and adds what it sampled. Raises Ended."""
+    """Makes the engine continue the row, and adds what it sampled. Raises Ended.
+
+    In a branch the turns before it are taken from its episode.
+    """
+    taken = episode.taken_completion()
+    if taken is not None:
+        take_completion(episode, taken)
+        return taken
     sampling = sampler(episode)
-    room = min(limits.room(episode.row), limits.left(episode))
+    room = min(limits.room(episode.row), limits.left(episode), episode.left_of_branch())
     if room <= 0:
         raise Ended("overflow", "")
     max_tokens = min(room, sampling.max_tokens, limits.max_turn_tokens or room)

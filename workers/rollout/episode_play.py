@@ -21,7 +21,9 @@ from custom.env import Message
 from data.cut_text import CutText
 from data.seeds import seed_beside, seed_for
 from data.turn_tokens import Conversation, Join, TemplateRefusal, Tools, TurnTokens
-from workers.environments.reply import StepReply
+from workers.environments.reply import Call, StepReply
+from workers.rollout.begin import BRANCH_ENDINGS, DIFFERS, SAME
+from workers.rollout.branches import BranchRule
 from workers.rollout.engine import Completion, copy_with
 from workers.rollout.episode import (
     FAILURES,
@@ -55,6 +57,7 @@ def play_episode(
     tools: Sequence[Tools],
     history: HistoryRule | None = None,
     questions: QuestionRule | None = None,
+    branches: BranchRule | None = None,
 ) -> Play:
     """Plays an episode in its environment, from the reset to `episode.ending`.
 
@@ -63,6 +66,7 @@ def play_episode(
         tools: per environment, its tools' schemas.
         history: decides where a new context begins; None: nowhere.
         questions: answers what the environment asks the policy; None: that is refused.
+        branches: has states kept, from which branches may begin; None: none are.
     """
     asked = None
     try:
@@ -80,9 +84,12 @@ def play_episode(
             tools=tools[episode.spec],
             history=history,
             questions=asked,
+            branches=branches,
         )
         episode.ending, episode.error = yield from playing.take_turns()
-        reply = yield from ask(episode, "finish", episode.ending, questions=asked)
+        # Endings of branches are no concern of the environment's.
+        ending = "max_turns" if episode.ending in BRANCH_ENDINGS else episode.ending
+        reply = yield from ask(episode, "finish", ending, questions=asked)
         if reply.reward is not None and episode.ending not in FAILURES:
             # The episode's reward replaces those of its turns.
             episode.final_reward = reply.reward
@@ -128,26 +135,28 @@ class Playing:
     tools: Tools
     history: HistoryRule | None
     questions: Questions | None
+    branches: BranchRule | None = None
     context: Context = field(init=False)
 
     def take_turns(self) -> Generator[Request, Any, tuple[str, str]]:
         """Samples and steps until something ends the episode; returns the ending and the error."""
         episode = self.episode
         limits = self.limits
-        task = (episode.spec, episode.seed, episode.task)
-        reply = yield from ask(episode, "reset", *task, questions=self.questions)
         try:
+            reply = yield from self._ask("reset", episode.spec, episode.seed, episode.task)
             if not self._begin_episode(reply.messages):
                 return "overflow", ""
             while True:
                 turn = yield from self._take_turn(anchor_of(reply))
+                if self._is_redrawn_alike():
+                    return SAME, ""
                 is_cut = turn.finish_reason == "length"
                 if is_cut and self._room() <= 0:
                     if not (yield from self._leave_cut_turn(reply)):
                         return "overflow", ""
                     continue
                 text = CutText(turn.text) if is_cut else turn.text
-                reply = yield from ask(episode, "step", text, questions=self.questions)
+                reply = yield from self._ask("step", text)
                 turn.reply = reply
                 episode.add_reward(reply.reward or 0.0)
                 if reply.done:
@@ -160,6 +169,49 @@ class Playing:
         # The environment's words do not fit into the conversation.
         except TemplateRefusal as error:
             return "env_crash", str(error)
+
+    def _ask(self, kind: Call, *args: Any) -> Generator[Request, StepReply, StepReply]:
+        """Makes the environment answer a reset or a step, and keeps the state that it is in then.
+
+        In a branch what stands in the record is not asked again where the environment is put into
+        a state, and else must be answered as it was.
+
+        Raises:
+            Ended: it was answered otherwise.
+        """
+        episode = self.episode
+        begin = episode.begin
+        number = 0 if kind == "reset" else episode.num_played
+        if begin is None or number >= len(begin.replies):
+            reply = yield from ask(episode, kind, *args, questions=self.questions)
+            yield from self._keep_state(reply)
+            return reply
+        if begin.restore is None:
+            reply = yield from ask(episode, kind, *args, questions=self.questions)
+            difference = begin.difference(number, reply)
+            if difference:
+                raise Ended(DIFFERS, difference)
+        elif kind == "reset":
+            yield from ask(
+                episode, "restore", episode.spec, begin.restore.place, *begin.restore.args
+            )
+        return begin.replies[number]
+
+    def _keep_state(self, reply: StepReply) -> Generator[Request, StepReply, None]:
+        """Keeps the environment's state, if branches may begin in it."""
+        if self.branches is None or self.episode.begin is not None or reply.done:
+            return
+        call = self.branches.keeps(self.episode)
+        if call is not None:
+            kept = yield from ask(self.episode, "visit", call.place, *call.args)
+            self.episode.states.append(kept.said)
+
+    def _is_redrawn_alike(self) -> bool:
+        """Checks whether a branch sampled in its first turn what its episode had sampled."""
+        begin = self.episode.begin
+        if begin is None or begin.own_ids is None or len(self.episode.turns) != begin.turn + 1:
+            return False
+        return self._last_ids() == list(begin.own_ids)
 
     def _begin_episode(self, messages: list[Message]) -> bool:
         """Begins the first row with the reset's messages; returns whether the prompt fits."""
@@ -338,7 +390,9 @@ class Playing:
         sampling = self.sampler(episode)
         max_tokens = min(room, sampling.max_tokens, writing.max_tokens)
         asked_at = time.perf_counter()
-        completion = yield Sample(row.token_ids, copy_with(sampling, max_tokens=max_tokens))
+        completion = episode.taken_completion()
+        if completion is None:
+            completion = yield Sample(row.token_ids, copy_with(sampling, max_tokens=max_tokens))
         engine_seconds = time.perf_counter() - asked_at
         take_completion(episode, completion)
         turn = Turn(

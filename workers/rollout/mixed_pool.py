@@ -67,6 +67,12 @@ class MixedPool:
         self._pool_of[key] = pool
         pool.reset(key, number, seed, task)
 
+    def restore(self, key: int, spec_index: int, place: str, *args: Any) -> None:
+        """Starts an episode in its midst."""
+        pool, number = self._places[spec_index]
+        self._pool_of[key] = pool
+        pool.restore(key, number, place, *args)
+
     def finish(self, key: int, ending: str) -> None:
         """Ends an episode."""
         self._pool_of.pop(key).finish(key, ending)

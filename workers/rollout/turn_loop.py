@@ -37,6 +37,7 @@ from data.warn_once import warn_once
 from data.watchdog import WATCHDOG, beat
 from workers.environments.reply import Heard, Pool
 from workers.ranks.process_groups import from_leader, is_leader
+from workers.rollout.branches import BranchRule, branch_of
 from workers.rollout.engine import Completion, Engine, VersionSpan, copy_with
 from workers.rollout.episode import (
     Ask,
@@ -76,19 +77,23 @@ class Batch:
     Args:
         sampler: of an episode's next turn; its `max_tokens` is a bound of the turn beside `limits`.
         limits: what ends a turn and an episode, for each environment spec.
+        branches: decides where branches of its episodes begin; None: there are none.
 
     Attributes:
         finish: makes rows of an ended batch; set by who needs it.
         left: episodes that have not ended.
         waiting: those that have not begun, or begin again, with their numbers in the loop.
+        has_branches: branches are among them, or were.
     """
 
     episodes: Sequence[Episode]
     sampler: Sampler
     limits: Sequence[TurnLimits]
+    branches: BranchRule | None = None
     finish: Callable[[], DataProto] = field(init=False)
     left: int = field(default=0, init=False)
     waiting: deque[tuple[Episode, int]] = field(default_factory=deque, init=False)
+    has_branches: bool = field(default=False, init=False)
 
 
 @dataclass(eq=False, slots=True)
@@ -225,7 +230,8 @@ class TurnLoop:
         """Starts episodes while there is room for them, those of earlier batches first."""
         admitted = self.batches[:1] if self.lockstep else list(self.batches)
         for batch in admitted:
-            if not self.running:
+            # What is cached of an episode serves its branches.
+            if not self.running and not batch.has_branches:
                 self.engine.begin()
             while batch.waiting and self._has_room():
                 episode, key = batch.waiting.popleft()
@@ -236,7 +242,12 @@ class TurnLoop:
 
     def _start(self, key: int, episode: Episode, batch: Batch) -> None:
         started_at = time.perf_counter()
-        player: Player = partial(play_episode, history=self.history, questions=self.questions)
+        player: Player = partial(
+            play_episode,
+            history=self.history,
+            questions=self.questions,
+            branches=batch.branches,
+        )
         if episode.spec in self.programs:
             player = self.programs[episode.spec]
             self.listening.add(key)
@@ -402,12 +413,26 @@ class TurnLoop:
             episode.restart()
             batch.waiting.append((episode, key))
             return
+        if batch.branches is not None and episode.begin is None:
+            self._branch(episode, batch)
         batch.left -= 1
         if is_leader(self.group):
             PLAYED.ended += 1
         if not batch.left:
             self.batches.remove(batch)
             self.ended.append(batch)
+
+    def _branch(self, episode: Episode, batch: Batch) -> None:
+        """Has the branches of an episode that has ended played in its batch."""
+        assert batch.branches is not None
+        for begin in batch.branches.begins(episode):
+            branch = branch_of(episode, begin)
+            episode.branches.append(branch)
+            batch.waiting.append((branch, next(self.numbers)))
+            batch.left += 1
+            batch.has_branches = True
+            if is_leader(self.group):
+                PLAYED.episodes += 1
 
 
 def request_name(key: int, number: int) -> str:

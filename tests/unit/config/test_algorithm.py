@@ -63,17 +63,13 @@ def test_an_estimator_that_lacks_something_is_refused(
 
 
 @pytest.mark.parametrize("name", ["vine", "vine_redraw", "tree_grpo"])
-def test_an_estimator_of_continuations_is_refused_where_none_are_sampled(
+def test_continuations_are_not_compared_with_rewards_that_have_a_kl(
     name: str, runnable: list[str]
 ) -> None:
     chosen = f"algorithm.adv_estimator={name}"
-    problem = (
-        f"{chosen} reads branch_returns, what continuations of each turn earned, and a run samples "
-        "no continuations: take an estimator that reads none, such as rloo or turn_return"
-    )
-    assert_refused(runnable, [chosen], problem)
-    _, of_kl = checked(runnable, chosen, "algorithm.use_kl_in_reward=true")
-    assert of_kl.startswith(f"{chosen} compares rewards with what continuations earned, which has")
+    found = checked(runnable, chosen, "algorithm.use_kl_in_reward=true")
+    begin = f"{chosen} compares rewards with what continuations earned, which has"
+    assert any(problem.startswith(begin) for problem in found)
 
 
 def test_groups_of_two_can_be_compared_and_filtered(runnable: list[str]) -> None:

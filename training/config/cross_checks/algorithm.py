@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from training.config.schema.ppo import PPOConfig
 from training.core_algos.built_in import BUILT_IN_ESTIMATORS
+from training.features import folder_that_brings, named
 
 
 def problems(config: PPOConfig) -> Iterator[str]:
@@ -75,14 +76,19 @@ def _estimator_problems(config: PPOConfig) -> Iterator[str]:
 
 
 def _branch_problems(config: PPOConfig) -> Iterator[str]:
-    """Yields that the estimator compares turns with continuations, and there are none."""
+    """Yields what an estimator that compares turns with continuations cannot go with.
+
+    Whether continuations are sampled is checked where that is set.
+    """
     if "branch_returns" not in config.estimator_needs:
         return
-    yield (
-        f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads branch_returns, what "
-        "continuations of each turn earned, and a run samples no continuations: take an estimator "
-        "that reads none, such as rloo or turn_return"
-    )
+    if not any(named("branches")):
+        yield (
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads branch_returns, what "
+            "continuations of each turn earned, which "
+            f"{folder_that_brings('branches')} samples, which is not here: put the folder back, or "
+            "take an estimator that reads none, such as rloo or turn_return"
+        )
     if config.algorithm.use_kl_in_reward:
         yield (
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares rewards with what "
