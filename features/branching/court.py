@@ -55,6 +55,19 @@ class Judgement:
     agreement: Agreement
     credit: np.ndarray
 
+    def cells(self) -> list[str]:
+        """Returns the judgement's row of a table, a text below each of HEADINGS."""
+        found = self.agreement
+        return [
+            self.estimator,
+            str(found.r),
+            str(found.slope),
+            found.mse.with_digits(),
+            str(found.sign),
+            found.token.with_digits(),
+            found.episode.with_digits(),
+        ]
+
     def most_wrong(self, turns: JudgedTurns, count: int) -> list[WrongTurn]:
         """Lists the turns whose credit is farthest from the measured one, the worst first.
 
@@ -116,11 +129,7 @@ class Court:
     def table(self) -> str:
         """Writes the judgements as a table in Markdown, with 95 % intervals."""
         lines = [f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
-        for judged in self.judgements:
-            found = judged.agreement
-            cells = [str(found.r), str(found.slope), found.mse.with_digits(), str(found.sign)]
-            cells += [found.token.with_digits(), found.episode.with_digits()]
-            lines.append(f"| {' | '.join([judged.estimator, *cells])} |")
+        lines += [f"| {' | '.join(judged.cells())} |" for judged in self.judgements]
         return "\n".join(lines)
 
     def sentence(self) -> str:

@@ -157,7 +157,7 @@ def _play(
             trainer.load_checkpoint()
             first_step = trainer.global_steps + 1
             for number in range(count):
-                rows = trainer.row_stream.draw()
+                rows = trainer.row_stream.draw(first_step + number)
                 if number < len(batches):
                     continue
                 batch = _play_batch(trainer, rows, first_step + number, wanted, out)

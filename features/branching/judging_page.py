@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from features.branching.court import HEADINGS, ORDER, Court, Judgement
+from features.branching.court import HEADINGS, Court, Judgement
 from features.branching.judged import JudgedBatch
 from training.run.files import write_atomically
 
@@ -65,8 +65,8 @@ def _table(court: Court) -> str:
     head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
     rows = []
     for judged in court.judgements:
-        cells = [judged.estimator, *(str(getattr(judged.agreement, name)) for name in ORDER)]
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in judged.cells())
+        rows.append(f"<tr>{cells}</tr>")
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
