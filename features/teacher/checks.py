@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from features.teacher.settings import EMA, POLICY, TeacherSettings
+from training.config.resources.files import how_to_make
 from training.config.resources.models import missing_place
 from training.config.resources.user_code import loading_failure
 
@@ -24,8 +25,8 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
         missing = missing_place(settings.model)
         if missing is not None:
             yield (
-                f"teacher.model={settings.model}: {missing}; allowed: policy, ema, a model's "
-                "folder or a hub name"
+                f"teacher.model={settings.model}: {missing}{how_to_make(settings.model)}; "
+                "allowed: policy, ema, a model's folder or a hub name"
             )
     if settings.context is not None:
         yield from _context_problems(config, settings.context)

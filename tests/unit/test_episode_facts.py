@@ -17,10 +17,13 @@ from training.run.console import format_line
 from training.run.metrics.episode_metrics import episode_metrics
 from workers.environments.reply import (
     MAX_NUMBERS,
+    MAX_TEXT_CHARS,
+    MAX_TEXTS,
     StepReply,
     numbers,
     read_reply,
     task_name,
+    texts,
     tool_calls,
     write_reply,
 )
@@ -159,6 +162,23 @@ def test_of_an_info_finite_numbers_leave_the_environments_home() -> None:
     assert numbers(given) == {"won": 1.0, "steps": 4.0, "share": 0.5}
     assert len(numbers({str(i): i for i in range(100)})) == MAX_NUMBERS
     assert numbers({"no float holds it": 10**400, "won": 1}) == {"won": 1.0}
+
+
+def test_of_an_info_short_texts_leave_the_environments_home() -> None:
+    given = {
+        "hint": "above 4",
+        "task": "guess",
+        "won": True,
+        5: "x",
+        "x" * 65: "y",
+        "long": "z" * 9_000,
+    }
+    found = texts(given)
+    assert found.keys() == {"hint", "long"} and found["hint"] == "above 4"
+    assert len(found["long"]) == MAX_TEXT_CHARS and "left out" in found["long"]
+    assert len(texts({str(i): "x" for i in range(100)})) == MAX_TEXTS
+    reply = StepReply(reward=1.0, texts=found)
+    assert read_reply(write_reply(reply, "step")).texts == found
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])

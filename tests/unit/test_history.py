@@ -117,6 +117,9 @@ def test_a_new_context_begins_a_row_of_the_same_episode(start, tokens) -> None:
     assert tokens_of(first)["turn_ids"][-1] == 1, "nothing is joined behind the last turn"
     assert tokens_of(first)["rewards"][-1] == 0.25
     assert second.seam == ("last_turns", 3, len(first.token_ids), "")
+    # What each prompt was rendered from.
+    for row in (first, second):
+        assert row.source is not None and tokens.prompt(row.source.messages) == row.prompt_ids
     play.send(completion(tokens, "7"))
     play.send(StepReply(reward=1.0, done=True))
     end(play, StepReply(done=True))

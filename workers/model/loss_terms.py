@@ -17,7 +17,7 @@ Example, a cross-entropy on tokens that a field of the batch marks, such as demo
 
     class Demonstrations(LossTerm):
         name = "demonstrations"
-        metric = "actor/NAME_loss"
+        metric = ...
         fields = ("demonstration_mask",)       # (rows, response_len)
         predicted = "demonstration_mask"       # log-probs of these tokens too, not of sampled alone
 

@@ -110,6 +110,7 @@ def test_the_task_files_of_an_environment_are_checked_with_all_else(
         ("gsm8k_grpo", "data.train_files", "prepare_gsm8k"),
         ("qwen3_5_tools", "actor_rollout_ref.model.path", "prepare_zoo_game"),
         ("clues", "actor_rollout_ref.model.path", "prepare_clues"),
+        ("codes", "actor_rollout_ref.model.path", "prepare_codes"),
     ],
 )
 @pytest.mark.parametrize("place", ["", "project/", "{folder}/"])
