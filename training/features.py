@@ -65,13 +65,13 @@ class Feature:
         history: "module:function", (config, tokens) -> `HistoryRule`, which decides where an
             episode begins a new context, for every `agent.context` but keep; see
             workers/rollout/history.py. At most one feature brings one.
+        further_rows: "module:function", (config, spec) -> list of `FurtherRows`, which every update
+            of the policy learns beside what was played; see workers/model/further_rows.py.
         probes: "module:function", (config, role) -> list of `UpdateProbe`, the role being "actor"
             or "critic"; see workers/model/probe.py.
         read_probes: "module:function", (config, role) -> list of `ReadProbe`, the role being "ref".
         sync_probes: "module:function", (config, spec, engine) -> list of `SyncProbe`; the engine is
             None where a rank has the policy alone.
-        further_rows: "module:function", (config, spec) -> list of `FurtherRows`, which every update
-            of the policy learns beside what was played; see workers/model/further_rows.py.
         modes: an option of the command line, such as --plan -> "module:function", which is called
             in place of training with the words of the command line and the signals that end it,
             and returns the exit code.
@@ -104,10 +104,10 @@ class Feature:
     metrics: str | None = None
     keeper: str | None = None
     history: str | None = None
+    further_rows: str | None = None
     probes: str | None = None
     read_probes: str | None = None
     sync_probes: str | None = None
-    further_rows: str | None = None
     modes: Mapping[str, str] = field(default_factory=dict)
     model_options: tuple[str, ...] = ()
     usage: str = ""

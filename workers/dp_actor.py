@@ -206,28 +206,6 @@ class DataParallelPPOActor(UpdateLoop):
 
         return MicroLoss(loss, metrics, fields, outputs)
 
-    @property
-    def learns_beside(self) -> bool:
-        """Returns whether features bring rows that every mini-batch learns."""
-        return bool(self.further_rows)
-
-    def _add_further_rows(self, sums: MetricSums, info: dict[str, Any], mini: MiniBatch) -> None:
-        """Adds the gradient of the rows that features bring, and their losses to the metrics."""
-        ranks = world_size()
-        sequence_ranks = self.settings.sequence_ranks
-        share = rank() // sequence_ranks
-        update = (int(info.get("global_steps", 1)) - 1) * mini.updates + mini.number
-        limits = self.fitting_limits or self.config.micro_batching
-        for source in self.further_rows:
-            data = source.batch(update, share, ranks // sequence_ranks)
-            counts = self._count(data)
-            for _, micro, inputs in iter_micro_batches(data, self.settings, limits):
-                mask = loss_fields(micro, self.settings.device)["response_mask"]
-                log_prob, *_ = self.micro_forward(micro, inputs, "none")
-                loss = source.loss(log_prob, mask, counts)
-                (source.coef * loss).backward()
-                sums.add({f"actor/{source.name}_loss": loss.detach() / ranks}, mini.weight)
-
     def _measure_routing(
         self, inputs: ForwardBatch, mask: Tensor, counts: GlobalBatchInfo
     ) -> dict[str, Tensor]:
@@ -309,6 +287,28 @@ class DataParallelPPOActor(UpdateLoop):
         for metric, value in own.items():
             metrics[metric] = value if isinstance(value, Tensor) else value * share
         return loss, metrics
+
+    @property
+    def learns_beside(self) -> bool:
+        """Returns whether features bring rows that every mini-batch learns."""
+        return bool(self.further_rows)
+
+    def _add_further_rows(self, sums: MetricSums, info: dict[str, Any], mini: MiniBatch) -> None:
+        """Adds the gradient of the rows that features bring, and their losses to the metrics."""
+        ranks = world_size()
+        sequence_ranks = self.settings.sequence_ranks
+        share = rank() // sequence_ranks
+        update = (int(info.get("global_steps", 1)) - 1) * mini.updates + mini.number
+        limits = self.fitting_limits or self.config.micro_batching
+        for source in self.further_rows:
+            data = source.batch(update, share, ranks // sequence_ranks)
+            counts = self._count(data)
+            for _, micro, inputs in iter_micro_batches(data, self.settings, limits):
+                mask = loss_fields(micro, self.settings.device)["response_mask"]
+                log_prob, *_ = self.micro_forward(micro, inputs, "none")
+                loss = source.loss(log_prob, mask, counts)
+                (source.coef * loss).backward()
+                sums.add({f"actor/{source.name}_loss": loss.detach() / ranks}, mini.weight)
 
     def _weigh_by_own_log_probs(
         self, fields: LossFields, counts: GlobalBatchInfo
