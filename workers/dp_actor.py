@@ -68,12 +68,10 @@ class DataParallelPPOActor(UpdateLoop):
         forward: compute type, device and packing.
         critic: `critic`, whose loss and its weight are those of a `PolicyValueModel`'s values.
         probes: what measures its updates.
-
-    Attributes:
-        further_rows: what features have each update learn beside its rows.
     """
 
     name = "actor"
+    # What features have each update learn beside its rows.
     further_rows: Sequence[FurtherRows] = ()
 
     def __init__(
