@@ -71,12 +71,10 @@ class DataParallelPPOActor(UpdateLoop):
         critic: `critic`, whose loss and its weight are those of a `PolicyValueModel`'s values.
         probes: what measures its updates.
         terms: what features add to its loss.
-
-    Attributes:
-        further_rows: what features have each update learn beside its rows.
     """
 
     name = "actor"
+    # What features have each update learn beside its rows.
     further_rows: Sequence[FurtherRows] = ()
 
     def __init__(
@@ -231,28 +229,6 @@ class DataParallelPPOActor(UpdateLoop):
         counted = rows.meta_info.get(TERM_COUNTS, {}).values()
         return super()._has_something(counts, rows) or any(counted)
 
-    @property
-    def learns_beside(self) -> bool:
-        """Returns whether features bring rows that every mini-batch learns."""
-        return bool(self.further_rows)
-
-    def _add_further_rows(self, sums: MetricSums, info: dict[str, Any], mini: MiniBatch) -> None:
-        """Adds the gradient of the rows that features bring, and their losses to the metrics."""
-        ranks = world_size()
-        sequence_ranks = self.settings.sequence_ranks
-        share = rank() // sequence_ranks
-        update = (int(info.get("global_steps", 1)) - 1) * mini.updates + mini.number
-        limits = self.fitting_limits or self.config.micro_batching
-        for source in self.further_rows:
-            data = source.batch(update, share, ranks // sequence_ranks)
-            counts = self._count(data)
-            for _, micro, inputs in iter_micro_batches(data, self.settings, limits):
-                mask = loss_fields(micro, self.settings.device)["response_mask"]
-                log_prob, *_ = self.micro_forward(micro, inputs, "none")
-                loss = source.loss(log_prob, mask, counts)
-                (source.coef * loss).backward()
-                sums.add({f"actor/{source.name}_loss": loss.detach() / ranks}, mini.weight)
-
     def _measure_routing(
         self, inputs: ForwardBatch, mask: Tensor, counts: GlobalBatchInfo
     ) -> dict[str, Tensor]:
@@ -334,6 +310,28 @@ class DataParallelPPOActor(UpdateLoop):
         for metric, value in own.items():
             metrics[metric] = value if isinstance(value, Tensor) else value * share
         return loss, metrics
+
+    @property
+    def learns_beside(self) -> bool:
+        """Returns whether features bring rows that every mini-batch learns."""
+        return bool(self.further_rows)
+
+    def _add_further_rows(self, sums: MetricSums, info: dict[str, Any], mini: MiniBatch) -> None:
+        """Adds the gradient of the rows that features bring, and their losses to the metrics."""
+        ranks = world_size()
+        sequence_ranks = self.settings.sequence_ranks
+        share = rank() // sequence_ranks
+        update = (int(info.get("global_steps", 1)) - 1) * mini.updates + mini.number
+        limits = self.fitting_limits or self.config.micro_batching
+        for source in self.further_rows:
+            data = source.batch(update, share, ranks // sequence_ranks)
+            counts = self._count(data)
+            for _, micro, inputs in iter_micro_batches(data, self.settings, limits):
+                mask = loss_fields(micro, self.settings.device)["response_mask"]
+                log_prob, *_ = self.micro_forward(micro, inputs, "none")
+                loss = source.loss(log_prob, mask, counts)
+                (source.coef * loss).backward()
+                sums.add({f"actor/{source.name}_loss": loss.detach() / ranks}, mini.weight)
 
     def _weigh_by_own_log_probs(
         self, fields: LossFields, counts: GlobalBatchInfo

@@ -86,6 +86,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         self.spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
         if "actor" in self.role:
             self._init_actor(total_training_steps)
+            self.actor.further_rows = open_further_rows(self.config, self.spec)
         if "ref" in self.role:
             self._init_reference()
         # Last, as the engine sizes its cache by what is left free.
@@ -122,7 +123,6 @@ class ActorRolloutRefWorker(TrainingWorker):
         self.companions = open_companions(self.config, self)
         for companion in self.companions.values():
             companion.begin()
-        self.actor.further_rows = open_further_rows(self.config, self.spec)
 
     def _init_reference(self) -> None:
         spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)

@@ -44,3 +44,14 @@ def file_problems(config: PPOConfig) -> Iterator[str]:
             f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={budget} cannot hold a row of "
             f"sft.max_length={longest} tokens: raise it, or lower sft.max_length"
         )
+
+
+def rank_problems(config: PPOConfig) -> Iterator[str]:
+    """Yields that a step's rows do not divide among the ranks."""
+    settings = config.section(SFTSettings)
+    ranks = config.data_parallel_size
+    if settings.batch_size % ranks:
+        yield (
+            f"sft.batch_size={settings.batch_size} rows do not divide among {ranks} ranks: make it "
+            f"a multiple of {ranks}"
+        )

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import NoReturn
 
-from features.sft.checks import file_problems
+from features.sft.checks import file_problems, rank_problems
 from features.sft.config import sft_config
 from training.config.checks import check_config
 from training.config.explain import explain_run
@@ -38,7 +38,9 @@ def sft_command(argv: Sequence[str], signals: EndingSignals) -> int:
     if loaded.explain:
         print(explain_run(loaded), flush=True)
         return 0
-    problems = [*file_problems(config)] or check_config(config, ask_engine=False, own_data=True)
+    problems = [*file_problems(config), *rank_problems(config)] or check_config(
+        config, ask_engine=False, own_data=True
+    )
     if problems:
         raise ConfigError(problems)
     # Imports torch: late.

@@ -67,6 +67,12 @@ ELSEWHERE = {
     "python examples/prepare_clues.py": "tests/features/context/runs/test_clues_run.py",
     "python main.py configs/clues.yaml": "tests/features/context/runs/test_clues_run.py",
     "python scripts/contexts_table.py": "tests/features/context/test_clues.py",
+    "python examples/prepare_sums.py": "tests/features/sft/runs/test_sums_run.py",
+    "python main.py configs/sums.yaml": "tests/features/sft/runs/test_sums_run.py",
+    "python scripts/warm_start_table.py": "tests/features/sft/test_sums.py",
+    "python main.py CONFIG.yaml --sft": "tests/features/sft/runs/test_sft_runs.py",
+    "python main.py CONFIG.yaml sft.files=": "tests/features/sft/runs/test_sft_runs.py",
+    "python -m features.records.select": "tests/features/records/test_select.py",
     "python main.py CONFIG.yaml agent.context=mine.py": (
         "tests/features/context/runs/test_clues_run.py"
     ),

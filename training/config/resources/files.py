@@ -26,6 +26,7 @@ PREPARED = {
     "outputs/qwen3_5_tools": "examples/prepare_zoo_game.py",
     "outputs/clues": "examples/prepare_clues.py",
     "outputs/codes": "examples/prepare_codes.py",
+    "outputs/sums": "examples/prepare_sums.py",
 }
 
 

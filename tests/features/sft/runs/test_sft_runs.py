@@ -253,6 +253,10 @@ def test_a_run_that_goes_on_with_other_rows_is_refused(
         (["--sft"], "--sft has nothing to learn from: name a file"),
         (["--sft", "/nowhere.jsonl"], "sft.files=/nowhere.jsonl is not a file"),
         (["--sft", "DATA", "sft.batch_size=9"], "sft.batch_size=9 is more than the 4 rows"),
+        (
+            ["--sft", "DATA", "sft.batch_size=3", "trainer.n_gpus_per_node=2"],
+            "sft.batch_size=3 rows do not divide among 2 ranks",
+        ),
         (["--sft", "DATA", "sft.max_length=9"], "has a row of 24 tokens, more than 9"),
         (["--sft", "DATA", "sft.messages_key=talk"], "has neither talk, nor prompt and answer"),
         (["--sft", "DATA", "sft.trained_roles=[tool]"], "has no token to learn: 4 rows have none"),
@@ -278,7 +282,7 @@ def test_two_ranks_learn_as_one_does(tiny_game: Path, data: Path, tmp_path: Path
     runs = {}
     for ranks in (1, 2):
         own = words(tiny_game, tmp_path / str(ranks), f"trainer.n_gpus_per_node={ranks}")
-        told = [*own, "sft.steps=6", "sft.batch_size=3", "--sft", str(data)]
+        told = [*own, "sft.steps=6", "sft.batch_size=2", "--sft", str(data)]
         finish([sys.executable, str(PROJECT / "main.py"), *told])
         runs[ranks] = read_steps(tmp_path / str(ranks) / "sft")
     for one, two in zip(runs[1], runs[2], strict=True):
