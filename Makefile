@@ -90,6 +90,7 @@ bench: $(READY)  ## ratios against bare loops; nothing else should run
 	$(PY) -m tests.benchmarks.step_vs_limit
 	$(PY) -m tests.benchmarks.peak_memory
 	$(PY) -m tests.benchmarks.head
+	$(PY) -m tests.benchmarks.tree_step
 	$(PY) -m tests.benchmarks.big_batch
 	$(PY) -m tests.benchmarks.driver_memory
 	$(PY) -m tests.benchmarks.ray_vs_local

@@ -15,6 +15,7 @@ from workers.model.shared_prefix import (
     KEYS_PER_TOKEN,
     MicroBatch,
     Segments,
+    count_unique,
     cut_segments,
     key_cost,
     order_rows,
@@ -62,6 +63,7 @@ def test_each_different_beginning_is_computed_once_and_every_row_is_its_own_path
     segments = laid_out(micro, rows)
     tokens = packed_tokens(segments, micro, rows)
     assert len(tokens) == sum(n for _, _, n in segments.parts) == len(prefixes(rows))
+    assert count_unique(arrays(rows)) == len(prefixes(rows))
     for (row, _), places in zip(micro, segments.places, strict=True):
         assert [tokens[place] for place in places] == rows[row]
     end = 0
@@ -151,3 +153,38 @@ def test_keys_that_many_short_answers_copy_count_towards_the_budget() -> None:
     keys = [301 * len(part) for part in plan]
     assert max(keys) <= KEYS_PER_TOKEN * 600
     assert len(plan) == 7, "60,200 / 9,600 rounded up"
+
+
+@st.composite
+def trees_of_eight_leaves(draw: st.DrawFn) -> list[np.ndarray]:
+    """Draws paths, each of which leaves an earlier one anywhere and goes on by itself."""
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    rows = [rng.integers(1, 1000, size=int(rng.integers(200, 1500)))]
+    for _ in range(7):
+        before = rows[int(rng.integers(len(rows)))]
+        kept = before[: int(rng.integers(1, len(before) + 1))]
+        own = rng.integers(1, 1000, size=int(rng.integers(20, 500)))
+        rows.append(np.concatenate([kept, own]))
+    return rows
+
+
+@pytest.mark.seconds
+@given(trees_of_eight_leaves())
+@settings(max_examples=50, deadline=None)
+def test_a_tree_of_eight_leaves_computes_hardly_more_than_its_unique_tokens(
+    rows: list[np.ndarray],
+) -> None:
+    """With the sizes of Qwen2.5-0.5B, in a micro-batch of 16,384 tokens."""
+    config = LlamaConfig(
+        hidden_size=896, num_attention_heads=14, num_key_value_heads=2, head_dim=64
+    )
+    limits = MicroBatching(max_token_len=16_384)
+    lengths = [len(row) for row in rows]
+    plan = plan_packed(order_rows(rows, key_cost(config)), lengths, limits)
+    computed = sum(lengths[row] - shared for micro in plan for row, shared in micro)
+    unique = count_unique(rows)
+    assert unique <= computed <= 1.1 * unique
+
+
+def test_no_rows_have_no_tokens() -> None:
+    assert count_unique([]) == 0

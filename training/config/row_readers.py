@@ -10,6 +10,8 @@ refused.
 
 from collections.abc import Iterator
 
+from training.config.schema.actor import ActorConfig
+from training.config.schema.critic import CriticConfig
 from training.config.schema.ppo import PPOConfig
 from training.core_algos.built_in import ESTIMATORS_THAT_READ_ROWS, LOSSES_THAT_READ_ROWS
 
@@ -68,7 +70,8 @@ def _losses(config: PPOConfig) -> Iterator[tuple[str, str]]:
     setting = f"{ACTOR}.policy_loss.loss_mode={name}"
     if name in LOSSES_THAT_READ_ROWS:
         yield setting, LOSSES_THAT_READ_ROWS[name]
-    if name == "gspo" and config.batch_plan.actor.updates > 1:
+    actor = config.actor_rollout_ref.actor
+    if name == "gspo" and actor.ppo_epochs * _mini_batches(actor, config) > 1:
         yield (
             setting,
             "clips the ratio of a row behind a step's first update; set "
@@ -104,13 +107,20 @@ def _corrections_in_the_loss(config: PPOConfig) -> Iterator[tuple[str, str]]:
 
 def _shuffled_updates(config: PPOConfig) -> Iterator[tuple[str, str]]:
     """Yields a model whose mini-batches are cut by rows, through the midst of episodes."""
-    plans = {ACTOR: config.batch_plan.actor}
+    models: dict[str, ActorConfig | CriticConfig] = {ACTOR: config.actor_rollout_ref.actor}
     if config.need_critic:
-        plans["critic"] = config.batch_plan.critic
-    for key, plan in plans.items():
-        if plan.shuffle and plan.mini_batches > 1:
+        models["critic"] = config.resolved_critic
+    for key, model in models.items():
+        mini_batches = _mini_batches(model, config)
+        if model.shuffle and mini_batches > 1:
             yield (
                 f"{key}.shuffle=true",
-                f"cuts {plan.mini_batches} mini-batches by rows, through the midst of episodes; "
-                "set it to false",
+                f"cuts {mini_batches} mini-batches by rows, through the midst of episodes; set it "
+                "to false",
             )
+
+
+def _mini_batches(model: ActorConfig | CriticConfig, config: PPOConfig) -> int:
+    """Counts the mini-batches of a step, also where they do not divide it, which others say."""
+    prompts = config.prompts_per_step
+    return prompts // min(model.ppo_mini_batch_size or prompts, prompts)

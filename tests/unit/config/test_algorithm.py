@@ -17,6 +17,7 @@ from tests.unit.config.helpers import (
     warned,
 )
 from training import core_algos
+from training.config.cross_checks import cross_problems
 from training.core_algos import registry
 from training.core_algos.built_in import ESTIMATOR_NEEDS, LOSSES_SUMMED_OVER_TOKENS
 from training.rollout_correction import rejection_limits
@@ -211,3 +212,48 @@ def test_a_teacher_that_nothing_reads_is_refused(runnable: list[str]) -> None:
         "algorithm.adv_estimator=on_policy_distillation",
     ):
         assert checked(runnable, teacher, reader) == []
+
+
+CUT = "agent.context=last_turns"
+
+
+def row_readers(*words: str) -> list[str]:
+    config = load(*words)
+    sentences = cross_problems(config)
+    return [each for each in sentences if "how an episode is cut into rows" in each]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (["algorithm.adv_estimator=optimal_token_baseline"], "algorithm.adv_estimator="),
+        ([f"{ACTOR}.policy_loss.loss_mode=geo_mean"], f"{ACTOR}.policy_loss.loss_mode=geo_mean"),
+        (
+            [f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.ppo_epochs=2"],
+            f"{ACTOR}.policy_loss.loss_mode=gspo",
+        ),
+        (["agent.observation_loss_coef=0.1"], "agent.observation_loss_coef=0.1"),
+        (["algorithm.use_pf_ppo=true"], "algorithm.use_pf_ppo=true"),
+        (
+            ["data.train_batch_size=8", "critic.ppo_mini_batch_size=4", "critic.shuffle=true"],
+            "critic.shuffle=true",
+        ),
+    ],
+)
+def test_what_reads_rows_is_refused_where_contexts_are_cut(
+    overrides: list[str], setting: str
+) -> None:
+    """Where it is not known that there are such episodes, the first batch with one is refused."""
+    assert row_readers(*overrides) == []
+    (sentence,) = row_readers(CUT, *overrides)
+    assert sentence.startswith(f"agent.context=last_turns cuts episodes into rows, and {setting}")
+    assert sentence.endswith(
+        f"or set {ACTOR}.loss_agg_counts=rows, with which each row counts by itself"
+    )
+    assert row_readers(CUT, *overrides, f"{ACTOR}.loss_agg_counts=rows") == []
+
+
+def test_gspo_is_taken_with_a_single_update_and_sizes_that_do_not_divide_raise_nothing() -> None:
+    assert row_readers(CUT, f"{ACTOR}.policy_loss.loss_mode=gspo") == []
+    uneven = ["data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=3", f"{ACTOR}.shuffle=true"]
+    assert len(row_readers(CUT, *uneven)) == 1
