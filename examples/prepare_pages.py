@@ -2,9 +2,9 @@
 
     python examples/prepare_pages.py
 
-The Llama is warmed up on both roles of examples/pages_game.py as a poor player has them: its
-sub-agents find the clue of their page with a chance of `FINDS` alone, and make a clue up as often
-as not. So the model knows the form, and how to read; training teaches it to look. Invariant: the
+The Llama is warmed up on both roles of examples/pages_game.py as a lazy player has them: its
+sub-agents find the clue of their page with a chance of `FINDS` alone, and else say that there is
+nothing. So the model knows the form, and how to read; training teaches it to look. Invariant: the
 folder is there only when it is complete; equal seeds give equal texts.
 """
 
@@ -49,8 +49,10 @@ WORDS = [
 BATCH = 64
 STEPS = 3000
 LEARNING_RATE = 2e-3
-# The chance of the poor player's sub-agent to answer rightly.
-FINDS = 0.5
+# The chance of the lazy player's sub-agent to find the clue that is looked for.
+FINDS = 0.4
+# The chance of what it finds to be any clue.
+MADE_UP = 0.05
 IGNORED = -100
 TOLD_EVERY = 500
 
@@ -78,17 +80,18 @@ def any_clue(draw: random.Random) -> str:
 
 
 def reader(draw: random.Random) -> Conversation:
-    """Plays the poor player's sub-agent."""
+    """Plays the lazy player's sub-agent."""
     clue = any_clue(draw)
     colour = next(colour for colour, clues in CLUES.items() if clue in clues)
     asked = colour if draw.random() < 0.5 else draw.choice(COLOURS)
-    right = clue if asked == colour else NOTHING
-    answer = right if draw.random() < FINDS else draw.choice([NOTHING, any_clue(draw)])
+    answer = clue if asked == colour and draw.random() < FINDS else NOTHING
+    if draw.random() < MADE_UP:
+        answer = any_clue(draw)
     return [(page_text(draw, clue, PagesConfig().filler, asked), answer)]
 
 
 def player(draw: random.Random) -> Conversation:
-    """Plays the poor player itself."""
+    """Plays the lazy player itself."""
     asked = draw.choice(COLOURS)
     found = [draw.choice([NOTHING, any_clue(draw)]) for _ in range(PAGES)]
     if draw.random() < 0.7:

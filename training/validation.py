@@ -129,7 +129,7 @@ def episode_rewards(batch: DataProto, episodes: EpisodeRows, scores: Tensor) -> 
     """Sums each episode's scores (B, R) over its rows: (E,).
 
     Where several agents speak, an episode's reward is the mean of its conversations' rewards, each
-    of which is an episode's in training.
+    of which is an episode's in training; but for what its environment asked (`row_aside`).
     """
     conversations = EpisodeRows(batch)
     rewards = conversations.join(scores).sum(dim=1)  # (conversations,)
@@ -137,9 +137,10 @@ def episode_rewards(batch: DataProto, episodes: EpisodeRows, scores: Tensor) -> 
         return rewards.tolist()
     rewards_of_rows = conversations.of_rows(rewards)  # (B,)
     first = set(conversations.first.tolist())
+    aside = batch.non_tensor_batch.get("row_aside", np.zeros(len(batch), dtype=bool))
     means = []
     for rows in episodes.rows:
-        begins = [row for row in rows if row in first]
+        begins = [row for row in rows if row in first and not aside[row]]
         means.append(rewards_of_rows[begins].mean().item())
     return means
 

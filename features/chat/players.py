@@ -5,11 +5,13 @@ what a person writes as the policy becomes ids by the model's tokenizer.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
 from custom.agent import AgentSpec
+from custom.asking import PolicyAnswer
 from data.turn_tokens import TurnTokens
 from features.chat.terminal import HELP, Terminal
 from training.config import PPOConfig
@@ -32,6 +34,12 @@ class Calls(Protocol):
 
     def finish(self, key: int, ending: str) -> None:
         """Ends the episode."""
+
+    def answer(self, key: int, answers: Sequence[PolicyAnswer]) -> None:
+        """Goes on with a call that has asked the policy."""
+
+    def give_up(self, key: int, error: str) -> None:
+        """Ends an episode whose call will not be answered."""
 
     def poll(self, timeout: float) -> list[tuple[int, StepReply]]:
         """Returns the answers that have come."""
@@ -59,6 +67,12 @@ class CallsHere:
     def finish(self, key: int, ending: str) -> None:
         """Ends the episode."""
         self.replies.append((key, self.server.call("finish", (ending,))))
+
+    def answer(self, key: int, answers: Sequence[PolicyAnswer]) -> None:
+        """Does nothing: calls that are made here cannot ask."""
+
+    def give_up(self, key: int, error: str) -> None:
+        """Does nothing, likewise."""
 
     def poll(self, timeout: float) -> list[tuple[int, StepReply]]:
         """Returns the answers that have come."""
@@ -112,6 +126,16 @@ class ShownCalls:
         """Ends the episode."""
         self.calls.finish(key, ending)
 
+    def answer(self, key: int, answers: Sequence[PolicyAnswer]) -> None:
+        """Goes on with a call that has asked the policy, and shows what that said."""
+        for answer in answers:
+            self.terminal.show_message("policy, asked by the environment", answer.text)
+        self.calls.answer(key, answers)
+
+    def give_up(self, key: int, error: str) -> None:
+        """Ends an episode whose call will not be answered."""
+        self.calls.give_up(key, error)
+
     def poll(self, timeout: float) -> list[tuple[int, StepReply]]:
         """Returns the answers that have come, and shows them."""
         answers = self.calls.poll(timeout)
@@ -139,7 +163,7 @@ def describe_turn(episode: Episode, limits: TurnLimits) -> str:
     cut = ", cut by its limit" if turn.finish_reason == "length" else ""
     left = max(0, limits.room(episode.row))
     return (
-        f"turn {len(episode.turns)}{of_turns}: {turn.tokens} tokens{cut}; {left} of "
+        f"turn {episode.num_played}{of_turns}: {turn.tokens} tokens{cut}; {left} of "
         f"{limits.response_length} left"
     )
 

@@ -21,7 +21,7 @@ from custom.asking import (
     current_line,
     deeper,
 )
-from custom.env import BadEnvironment, Message
+from custom.env import ROLES, BadEnvironment, Message
 from custom.env_calls import MAX_NAME_CHARS, check_observation, check_reward, shown
 from custom.model_errors import ModelError
 
@@ -196,10 +196,22 @@ def _question(asked: Asked, train: Any, max_tokens: Any, name: Any) -> Question:
         BadEnvironment: it is none.
     """
     where = "policy.ask, or chat,"
-    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-    checked = check_observation(
-        list(messages), f"{where} was given what is no conversation: it", MAX_CHARS
-    )
+    messages: Any = asked
+    if isinstance(asked, str):
+        messages = [{"role": "user", "content": asked}]
+    if not isinstance(messages, list | tuple):
+        raise BadEnvironment(
+            f"{where} was given {shown(asked)}; allowed: a text, or a list of messages "
+            "{'role': ..., 'content': ...}"
+        )
+    for message in messages:
+        is_message = isinstance(message, dict) and isinstance(message.get("content"), str)
+        if not is_message or message.get("role") not in ROLES:
+            raise BadEnvironment(
+                f"{where} was given the message {shown(message)}; allowed: {{'role': one of "
+                f"{', '.join(ROLES)}, 'content': a text}}"
+            )
+    checked = check_observation(list(messages), "a question to the policy", MAX_CHARS)
     if not isinstance(checked, list) or not checked:
         raise BadEnvironment(f"{where} was given no message; give a text, or one message or more")
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME_CHARS:

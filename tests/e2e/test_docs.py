@@ -76,6 +76,12 @@ ELSEWHERE = {
     "python main.py CONFIG.yaml agent.context=mine.py": (
         "tests/features/context/runs/test_clues_run.py"
     ),
+    "python examples/prepare_pages.py": "tests/features/policy_calls/runs/test_pages_run.py",
+    "python main.py configs/pages.yaml": "tests/features/policy_calls/runs/test_pages_run.py",
+    "python scripts/policy_calls_table.py": "tests/features/policy_calls/test_pages.py",
+    "python main.py CONFIG.yaml policy_calls.enable=true": (
+        "tests/features/policy_calls/runs/test_pages_run.py"
+    ),
     "python scripts/verl_imports.py": "tests/features/verl/test_verl_modules.py",
     "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
     "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/features/run_page/runs/test_pages_run.py",

@@ -22,8 +22,12 @@ def side_services(config: Any, *, writes: bool = True) -> tuple[SideService, ...
 
 
 def side_names(config: Any) -> tuple[str, ...]:
-    """Lists what may be asked of the run's services, by name; empty: nothing."""
-    return tuple(name for service in side_services(config) for name in service.names)
+    """Lists what may be asked of the run's services, by name; empty: nothing.
+
+    What who plays an episode answers is the policy's, and counted elsewhere.
+    """
+    beside = [service for service in side_services(config) if not service.asks_player]
+    return tuple(name for service in beside for name in service.names)
 
 
 def tool_sources(config: Any) -> tuple[Any, ...]:

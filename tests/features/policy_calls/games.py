@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from custom.env import BaseEnvironment, Trajectory
 from custom.tools import Tool, ToolDefinition
@@ -179,3 +180,78 @@ def judged_and_paid(trajectory: Trajectory, environment: Any) -> float:
     verdict = policy.ask("correct", name="judge")
     verdict.reward = 0.5
     return 2.0
+
+
+class Faulty(Asker):
+    """Asks, or pays, what it may not; `fault` says what."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        if self.fault == "nothing":
+            policy.ask([])
+        if self.fault == "number":
+            policy.ask(5)  # type: ignore[arg-type]
+        if self.fault == "role":
+            policy.ask([{"role": "critic", "content": "guess"}])
+        if self.fault == "content":
+            policy.ask([{"role": "user", "content": None}])  # type: ignore[dict-item]
+        if self.fault == "max_tokens":
+            policy.ask("guess", max_tokens=0)
+        if self.fault == "name":
+            policy.ask("guess", name="")
+        if self.fault == "nan":
+            policy.ask("guess").reward = float("nan")
+        if self.fault == "masked":
+            policy.ask("guess", train=False).reward = 1.0
+        if self.fault == "task":
+            asyncio.run(asyncio.wait_for(policy.chat([]), 5))
+        if self.fault == "gathered":
+            asyncio.run(gather_too_long())
+        return "higher", 0.0, True, {}
+
+
+async def gather_too_long() -> None:
+    await asyncio.gather(policy.chat("guess"), policy.chat("higher " * 500))
+
+
+class Forgetful(Asker):
+    """Pays a reply of the episode before, and asks behind the end of a call."""
+
+    kept: ClassVar[list[Any]] = []
+
+    def ask(self, action: str) -> None:
+        if self.kept:
+            self.kept[0].reward = 1.0
+        self.kept.append(policy.ask("guess"))
+
+
+class Dies(Asker):
+    """Dies while it waits for an answer."""
+
+    def ask(self, action: str) -> None:
+        threading.Timer(0.1, os._exit, (7,)).start()
+        time.sleep(0.02)
+        policy.ask("guess")
+        time.sleep(5)
+
+
+class Deaf(Asker):
+    """Catches all that it is told, and ends when it may."""
+
+    def ask(self, action: str) -> None:
+        for _ in range(50):
+            try:
+                policy.ask("guess")
+            except BaseException:
+                self.told = True
+
+
+class InBuild(Asker):
+    """Asks where there is no episode yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        policy.ask("guess")
