@@ -34,7 +34,7 @@ from training.outcomes import outcomes_of
 from training.run.metrics_file import read_records
 
 PROJECT = Path(__file__).resolve().parent.parent
-STEPS = 120
+STEPS = 80
 # Those of `data.seed`.
 SEEDS = (1, 2, 3)
 # Tasks of a validation.
@@ -52,8 +52,8 @@ WAYS: dict[str, tuple[str, ...]] = {
     "difficulty with filter_groups": ("data.sampler.name=difficulty", *FILTER),
 }
 HEADINGS = ("tasks", "seeds", "at the goal", "sampled tokens", "steps", "tokens without spread")
-TOKENS = "mixed/sampled_tokens"
-FLAT = "mixed/tokens_without_spread"
+TOKENS = "mine/sampled_tokens"
+FLAT = "mine/tokens_without_spread"
 Record = Mapping[str, Any]
 
 
@@ -214,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/difficulty"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--table", action="store_true", help="make no run")
     args, words = parser.parse_known_args(argv)
     wrong = [word for word in words if "=" not in word or word.startswith("-")]
@@ -221,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown: {' '.join(wrong)}")
     # A seed at a time, so that there is something of every way where the time runs out.
     for seed in args.seeds if not args.table else ():
-        for way in WAYS:
+        for way in args.ways:
             folder = folder_of(args.out, way, seed)
             if has_ended(records_of(folder), goal_of(seed), args.steps):
                 continue

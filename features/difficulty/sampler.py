@@ -127,6 +127,7 @@ class DifficultySampler(LearningSampler):
                 self.settings.explore,
                 times,
                 np.random.default_rng(seed),
+                may_repeat=self.task_set.have_fresh_seeds,
             )
             self.pending.setdefault(self._step, []).extend(drawn)
         return drawn

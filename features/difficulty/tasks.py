@@ -79,6 +79,11 @@ class TaskSet:
         """Returns whether each task is a row, and nothing more."""
         return self.rows is not None and not self.levels
 
+    @property
+    def have_fresh_seeds(self) -> bool:
+        """Returns whether the levels alone are the tasks, so that each group has another seed."""
+        return self.rows is None and self.seeds is None
+
     def on_batch_end(self, batch: DataProto) -> None:
         """Tells the rows of a step's batch, where they want to know."""
         on_batch_end = getattr(self.rows, "on_batch_end", None)

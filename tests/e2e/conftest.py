@@ -11,7 +11,7 @@ from training.run.metric_names import find_metric
 from training.run.metrics_file import read_records
 
 # Of losses, estimators, reward functions and observers that a test defines.
-OWN = {"actor/mean_ratio", "mine/tokens"}
+OWN = {"actor/mean_ratio", "mine/tokens", "mine/sampled_tokens", "mine/tokens_without_spread"}
 
 
 @pytest.fixture(autouse=True)

@@ -17,12 +17,23 @@ POOLS = np.array([APT] * 8 + [NEW] * 2 + [HARD] * 10 + [EASY] * 15 + [FAILING] *
 
 
 def draws(
-    times: int, explore: float, pools: np.ndarray = POOLS, places: int = 8
+    times: int,
+    explore: float,
+    pools: np.ndarray = POOLS,
+    places: int = 8,
+    may_repeat: bool = False,
 ) -> list[list[int]]:
     """Draws of as many steps, which know nothing of each other."""
     pending = np.zeros(len(pools), dtype=np.int64)
     return [
-        draw_tasks(pools, places, explore, pending, np.random.default_rng(seed))
+        draw_tasks(
+            pools,
+            places,
+            explore,
+            pending,
+            np.random.default_rng(seed),
+            may_repeat=may_repeat,
+        )
         for seed in range(times)
     ]
 
@@ -47,10 +58,23 @@ def test_a_part_that_is_empty_leaves_its_places_to_the_other() -> None:
 
 
 def test_a_task_comes_twice_only_once_the_others_of_its_part_came() -> None:
-    for step in draws(50, explore=0.0, places=25):
+    for step in draws(50, explore=0.0, places=25, may_repeat=True):
         counts = Counter(step)
         assert set(counts) == set(APT_TASKS)
         assert set(counts.values()) == {2, 3} and len(step) == 25
+
+
+def test_a_few_apt_tasks_do_not_fill_a_step() -> None:
+    for step in draws(50, explore=0.1, places=25):
+        assert len(set(step)) == 25
+        assert set(APT_TASKS) <= set(step)
+
+
+def test_all_come_once_before_any_comes_twice() -> None:
+    pools = np.array([APT, HARD, HARD, EASY])
+    for step in draws(50, explore=0.0, pools=pools, places=10):
+        counts = Counter(step)
+        assert set(counts.values()) <= {2, 3} and counts[0] == 3
 
 
 def test_what_is_drawn_already_waits_for_the_others() -> None:

@@ -42,6 +42,14 @@ QUICK = (
 )
 
 
+def clean(kind: str) -> tuple[int, int]:
+    """Seeds under which a policy of this kind learns nothing odd.
+
+    With seed 2 that of the guessing game learns to go on to its limit, which an alarm says rightly.
+    """
+    return (1, 3) if kind == "guess" else (1, 2)
+
+
 def config_of(kind: str, game: Path, prompts: Path, run_dir: Path, *settings: str) -> PPOConfig:
     if kind == "prompts":
         return tiny_config(prompts, run_dir, *KINDS[kind], *settings)
@@ -116,8 +124,7 @@ def test_a_reference_that_is_another_model_is_named_at_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in clean(kind)])
 def test_a_run_of_25_steps_without_a_fault_is_silent(
     tiny_game: Path, tiny_task: Path, tmp_path: Path, kind: str, seed: int
 ) -> None:
