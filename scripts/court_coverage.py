@@ -172,16 +172,16 @@ def exactly_judged(played: Sequence[Episode], groups: np.ndarray) -> JudgedTurns
 @cache
 def truth(name: str) -> dict[str, float]:
     """Computes an estimator's statistics over every group of every number, exactly."""
-    total = 0.0
+    played = []
+    chances = []
     for number in NUMBERS:
         every = all_episodes(number)
-        members = list(itertools.combinations_with_replacement(range(len(every)), GROUP))
-        chances = np.array([_chance(group, every) for group in members])
-        played = [every[member] for group in members for member in group]
-        groups = np.repeat(np.arange(len(members)), GROUP)
-        sums = group_sums(estimate(name, played, groups), exactly_judged(played, groups))
-        total = total + chances @ sums
-    statistics = AgreementStatistics().values(np.asarray(total))
+        for group in itertools.combinations_with_replacement(range(len(every)), GROUP):
+            played += [every[member] for member in group]
+            chances.append(_chance(group, every))
+    groups = np.repeat(np.arange(len(chances)), GROUP)
+    sums = group_sums(estimate(name, played, groups), exactly_judged(played, groups))
+    statistics = AgreementStatistics().values(np.array(chances) @ sums)
     return dict(zip(ORDER, statistics.tolist(), strict=True))
 
 
@@ -207,7 +207,7 @@ class SampledCourt:
     ) -> SampledCourt:
         """Plays a court's episodes, and continuations from the state of every turn."""
         played = []
-        branched = []
+        branched: list[BranchedEpisode] = []
         for group in range(groups):
             number = int(generator.choice(NUMBERS))
             every = all_episodes(number)

@@ -47,10 +47,8 @@ class Sums:
 
     Attributes:
         turns, tokens, episodes: how many there are.
-        credit, first, second: of Â, A1, A2.
-        squares: of Â².
-        with_measured: of Â Ā.
-        halves: of A1 A2.
+        credit, first, second: of Â, A1, A2, less the mean over all turns of Â, or of Ā.
+        squares, with_measured, halves: of Â², Â Ā, A1 A2, all less the same.
         distance: of (Â - A1)(Â - A2).
         agreeing: of 1, a half or 0 where Â and Ā have one sign, none, or two.
         token_error: of (Â - Ā) times the turn's tokens.
@@ -80,10 +78,12 @@ class Sums:
 def group_sums(credit: np.ndarray, turns: JudgedTurns) -> np.ndarray:
     """Adds up the columns of `Sums` over each group's turns: (groups, 13) float64.
 
+    Sums of one call can be added, and those of two calls cannot: what is subtracted differs.
+
     Args:
         credit: (turns,) what the estimator gives each turn.
     Raises:
-        ValueError: it has another shape, or is not finite.
+        ValueError: it has another shape, is not finite, or too large to be squared.
     """
     if credit.shape != turns.first.shape or not np.isfinite(credit).all():
         raise ValueError(
@@ -93,24 +93,36 @@ def group_sums(credit: np.ndarray, turns: JudgedTurns) -> np.ndarray:
     measured = turns.measured
     error = credit - measured
     one = np.ones(len(turns))
-    per_turn = Sums(
-        turns=one,
-        tokens=turns.tokens * one,
-        episodes=_first_of_episode(turns),
-        credit=credit,
-        first=turns.first,
-        second=turns.second,
-        squares=credit**2,
-        with_measured=credit * measured,
-        halves=turns.first * turns.second,
-        distance=(credit - turns.first) * (credit - turns.second),
-        agreeing=(1 + np.sign(credit) * np.sign(measured)) / 2,
-        token_error=turns.tokens * error,
-        error=error,
-    )
+    # Covariances do not see a shift, and lose digits by a large one.
+    moved = credit - credit.mean()
+    first = turns.first - measured.mean()
+    second = turns.second - measured.mean()
+    # What is too large is refused below.
+    with np.errstate(over="ignore", invalid="ignore"):
+        per_turn = Sums(
+            turns=one,
+            tokens=turns.tokens * one,
+            episodes=_first_of_episode(turns),
+            credit=moved,
+            first=first,
+            second=second,
+            squares=moved**2,
+            with_measured=moved * (first + second) / 2,
+            halves=first * second,
+            distance=(credit - turns.first) * (credit - turns.second),
+            agreeing=(1 + np.sign(credit) * np.sign(measured)) / 2,
+            token_error=turns.tokens * error,
+            error=error,
+        )
     groups = len(turns.group_names)
     columns = [np.bincount(turns.group, column, groups) for column in vars(per_turn).values()]
-    return np.stack(columns, axis=-1)
+    sums = np.stack(columns, axis=-1)
+    if not np.isfinite(sums).all():
+        raise ValueError(
+            f"credit is up to {np.abs(credit).max():.3g}, and its squares are no numbers any more: "
+            "scale it down"
+        )
+    return sums
 
 
 def _first_of_episode(turns: JudgedTurns) -> np.ndarray:

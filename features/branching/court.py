@@ -7,7 +7,7 @@ with the true credit, the best first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +23,6 @@ HEADINGS = (
     "error a token",
     "error an episode",
 )
-ORDER = ("r", "slope", "mse", "sign", "token", "episode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +117,9 @@ class Court:
         """Writes the judgements as a table in Markdown, with 95 % intervals."""
         lines = [f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
         for judged in self.judgements:
-            cells = [str(getattr(judged.agreement, name)) for name in ORDER]
+            found = judged.agreement
+            cells = [str(found.r), str(found.slope), found.mse.with_digits(), str(found.sign)]
+            cells += [found.token.with_digits(), found.episode.with_digits()]
             lines.append(f"| {' | '.join([judged.estimator, *cells])} |")
         return "\n".join(lines)
 
@@ -135,6 +136,3 @@ class Court:
             f"{best.estimator} agrees with the truth of your environment at r = {best.agreement.r}"
         )
         return "; ".join([first, ", ".join(told)] if told else [first]) + "."
-
-
-assert set(ORDER) == {field.name for field in fields(Agreement)}

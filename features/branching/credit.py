@@ -10,8 +10,10 @@ judged by itself. Both halves use different continuations, and nothing else that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -61,7 +63,7 @@ class BranchedEpisode:
                     "allowed: an even number, 2 or more: leave the episode out, and count it"
                 )
         numbers = [*self.rewards, *(each for returns in self.returns for each in returns)]
-        if not np.isfinite(numbers).all():
+        if not all(isinstance(each, Real) and math.isfinite(each) for each in numbers):
             raise ValueError(
                 f"episode {self.episode_id} has rewards or returns that are not finite: leave it "
                 "out, and count it"

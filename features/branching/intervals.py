@@ -36,8 +36,12 @@ class Interval:
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        """Writes it as a table has it: "0.92 [0.88, 0.95]"."""
+        """Writes it with two decimals: "0.92 [0.88, 0.95]"."""
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    def with_digits(self) -> str:
+        """Writes it with three digits each, however small it is: "0.00123 [0.001, 0.00151]"."""
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 class SummedStatistics(Protocol):

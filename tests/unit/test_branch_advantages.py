@@ -124,6 +124,10 @@ def test_weights_multiply_a_turns_advantage(name: str) -> None:
             {"branch_returns": [[NOTHING] * 3, [NOTHING, [1.0, float("nan")]]]},
             "turn 1 of episode 1 are .*nan.*: leave out continuations that failed",
         ),
+        (
+            {"branch_returns": [[NOTHING] * 3, [NOTHING, [1.0, None]]]},
+            "turn 1 of episode 1 are .*None.*: leave out continuations that failed",
+        ),
         ({"turn_weights": [[1.0] * 3, [1.0]]}, "turn_weights of episode 1 has 1 entries, and 2"),
     ],
 )

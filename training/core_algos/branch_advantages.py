@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class Branches:
             returns = branch_returns[row][turn]
             if not len(returns):
                 continue
-            if not all(map(math.isfinite, returns)):
+            if not all(isinstance(each, Real) and math.isfinite(each) for each in returns):
                 raise ValueError(
                     f"branch_returns of turn {turn} of episode {row} are {list(returns)}; allowed: "
                     "finite numbers: leave out continuations that failed"

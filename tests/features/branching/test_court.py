@@ -75,6 +75,7 @@ def test_credit_is_the_reward_and_the_difference_of_two_states_means() -> None:
         ({"returns": ((1.0, 2.0, 3.0), (1.0, 2.0))}, "turn 0 of episode e0 has 3 continuations"),
         ({"returns": ((1.0, 2.0), ())}, "turn 1 of episode e0 has 0 continuations"),
         ({"returns": ((1.0, float("nan")), (1.0, 2.0))}, "not finite: leave it out, and count it"),
+        ({"returns": ((1.0, None), (1.0, 2.0))}, "not finite: leave it out, and count it"),
         ({"rewards": (float("inf"), 0.0)}, "not finite: leave it out, and count it"),
     ],
 )
@@ -155,6 +156,16 @@ def test_equal_seeds_give_equal_intervals() -> None:
     court = small_court()
     assert court.judge("rloo", seed=3) == court.judge("rloo", seed=3)
     assert court.judge("rloo", seed=3) != court.judge("rloo", seed=4)
+
+
+def test_a_large_shift_costs_no_digits_and_too_large_credit_is_refused() -> None:
+    court = small_court()
+    credit = court.credit("rloo")
+    one, other = agreement(credit, court.turns), agreement(credit + 1e9, court.turns)
+    assert other.r.value == pytest.approx(one.r.value, abs=1e-5)
+    assert other.slope.high == pytest.approx(one.slope.high, abs=1e-5)
+    with pytest.raises(ValueError, match=r"up to .*e.200.*scale it down"):
+        agreement(credit * 1e200, court.turns)
 
 
 def test_r_does_not_see_the_size_of_credit_and_slope_is_in_proportion_to_it() -> None:
