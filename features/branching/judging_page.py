@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from features.branching.court import HEADINGS, ORDER, Court, Judgement
+from features.branching.court import Court, Judgement
 from features.branching.judged import JudgedBatch
 from training.run.files import write_atomically
 
@@ -62,12 +62,15 @@ def write_page(path: Path, court: Court, batches: Sequence[JudgedBatch], truth: 
 
 def _table(court: Court) -> str:
     """Writes the judgements as a table."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
-    rows = []
-    for judged in court.judgements:
-        cells = [judged.estimator, *(str(getattr(judged.agreement, name)) for name in ORDER)]
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    head, _, *lines = court.table().splitlines()
+    rows = [_cells(head, "th"), *(_cells(line, "td") for line in lines)]
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+def _cells(line: str, tag: str) -> str:
+    """Writes a row of a table in Markdown as cells."""
+    texts = [text.strip() for text in line.strip("|").split("|")]
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
 
 
 def _plots(court: Court, draw: Callable[[Court, Judgement], str]) -> str:
