@@ -29,7 +29,8 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
                 "branching.at=every, say"
             )
         return
-    if not reads and config.algorithm.adv_estimator != JUDGED:
+    is_judging = config.algorithm.adv_estimator.startswith(JUDGED)
+    if not reads and not is_judging:
         log.warning(
             "branching.at=%s: continuations are sampled and measured, and "
             "algorithm.adv_estimator=%s does not read them",

@@ -40,8 +40,8 @@ class BranchKeeper(EpisodeKeeper):
         self.config = config
 
     def after_policy(self, episode: Episode, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the numbers; nothing of an episode that is not branched."""
-        if not episode.branches and not episode.states:
+        """Returns the numbers; nothing of an episode without a turn."""
+        if not episode.turns:
             return {}
         measured = measure(episode, self.config.agent, self.config.algorithm.turn_gamma)
         return {BRANCHES: measured.as_fact()}

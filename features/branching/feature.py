@@ -10,7 +10,7 @@ FEATURE = Feature(
     keeper="features.branching.counts:open_keeper",
     observer="features.branching.counts:open_observer",
     # Before the records, which keep a step's metrics.
-    observer_order=16,
+    observer_order=18,
     metrics="metric_names.yaml",
     modes={"--judge-credit": "features.branching.judging_command:judge_command"},
     model_options=("--judge-credit",),

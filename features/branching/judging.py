@@ -27,7 +27,12 @@ from features.branching.court import Court
 from features.branching.credit import BranchedEpisode, JudgedTurns
 from features.branching.judged import JudgedBatch, judge_batch
 from features.branching.judging_page import write_page
-from features.branching.judging_words import JUDGED, LEAST_GROUPS, WantedCourt, judging_config
+from features.branching.judging_words import (
+    LEAST_GROUPS,
+    WantedCourt,
+    judging_config,
+    name_that_needs,
+)
 from features.branching.settings import BranchingSettings
 from training.building import build_trainer
 from training.config import PPOConfig
@@ -59,8 +64,9 @@ def judge_credit(config: PPOConfig, wanted: WantedCourt, signals: EndingSignals)
     needs = _require_estimators(config, wanted)
     config, checkpoint = _find_weights(config, wanted, needs)
     out = _output_folder(config, wanted, checkpoint)
-    register_adv_est(JUDGED, needs=needs)(_rewards)
-    config = judging_config(config, wanted, out, checkpoint)
+    estimator = name_that_needs(needs)
+    register_adv_est(estimator, needs=needs)(_rewards)
+    config = judging_config(config, wanted, out, checkpoint, estimator)
     problems = check_config(config)
     if problems:
         raise ConfigError(problems)

@@ -19,7 +19,7 @@ from training.config.leaves import build
 from training.config.loader import ConfigError
 from training.core_algos.built_in import ESTIMATOR_NEEDS
 
-# The name under which all that the judged estimators read is asked for.
+# So begins the name under which all that the judged estimators read is asked for.
 JUDGED = "judged_credit"
 LEAST_GROUPS = 3
 
@@ -117,13 +117,19 @@ def with_estimators(config: PPOConfig, wanted: WantedCourt) -> WantedCourt:
     return replace(wanted, estimators=tuple(names))
 
 
+def name_that_needs(needs: Sequence[str]) -> str:
+    """Names the estimator that stands for all that are judged, by what they read."""
+    return "_".join((JUDGED, *needs))
+
+
 def judging_config(
-    config: PPOConfig, wanted: WantedCourt, out: Path, checkpoint: Path | None
+    config: PPOConfig, wanted: WantedCourt, out: Path, checkpoint: Path | None, estimator: str
 ) -> PPOConfig:
     """Returns the configuration that plays and continues episodes with frozen weights.
 
     Args:
         checkpoint: whose weights they are; None: those of the config's model.
+        estimator: what stands for those that are judged.
     """
     branching = config.section(BranchingSettings)
     needs_own = any("branch_returns" in ESTIMATOR_NEEDS.get(name, ()) for name in wanted.estimators)
@@ -133,7 +139,7 @@ def judging_config(
         "branching.samples": wanted.samples + own,
         "branching.random_numbers": "fresh",
         "branching.first_turn": True,
-        "algorithm.adv_estimator": JUDGED,
+        "algorithm.adv_estimator": estimator,
         "algorithm.filter_groups.enable": False,
         "trainer.default_local_dir": str(out),
         "trainer.resume_mode": "disable" if checkpoint is None else "resume_path",

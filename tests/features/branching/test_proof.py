@@ -1,0 +1,93 @@
+"""Which way to have a state again holds in a trial, and why others do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from custom.agent import AgentSpec
+from features.branching.proof import Proved, prove, refusal
+from features.branching.settings import BranchingSettings
+from tests.conftest import PROJECT
+from tests.features.branching import games
+from training.config import PPOConfig
+from training.config.loader import load_config
+
+
+@pytest.fixture(scope="module")
+def config() -> PPOConfig:
+    return load_config([str(PROJECT / "configs/quickstart.yaml")], check=False).config
+
+
+def proved(config: PPOConfig, environment: Any, **settings: Any) -> Proved:
+    spec = AgentSpec(environment, **settings.pop("spec", {}))
+    return prove(config, spec, BranchingSettings(at=("every",), **settings), 3, None)
+
+
+def test_a_snapshot_is_preferred_then_a_copy_then_playing_again(config: PPOConfig) -> None:
+    assert proved(config, games.Held) == ("snapshot", {})
+    way, reasons = proved(config, games.Plain)
+    assert (
+        way == "copy"
+        and reasons
+        == {"snapshot": "ValueError: Plain has no snapshot() (features/branching/states.py:92)"}
+    ) or "Plain has no snapshot()" in reasons["snapshot"]
+    way, reasons = proved(config, games.Uncopied)
+    assert way == "replay" and "pickle" in reasons["copy"]
+
+
+def test_a_way_that_is_asked_for_is_the_only_one(config: PPOConfig) -> None:
+    for way in ("snapshot", "copy", "replay"):
+        assert proved(config, games.Held, state=way) == (way, {})
+    assert proved(config, games.Plain, state="snapshot").way == ""
+
+
+def test_a_snapshot_that_lies_about_what_is_paid_at_the_end_is_found(config: PPOConfig) -> None:
+    way, reasons = proved(config, games.Liar)
+    assert way == "replay"
+    assert "its reward" in reasons["snapshot"] and "cannot be copied" in reasons["copy"]
+
+
+def test_no_state_of_an_environment_that_reads_the_clock_is_had_again(config: PPOConfig) -> None:
+    found = proved(config, games.Clocked)
+    assert found.way == "" and set(found.reasons) == {"snapshot", "copy", "replay"}
+    assert "its reward" in found.reasons["replay"]
+    sentence = refusal(AgentSpec(games.Clocked), found)
+    assert "every branch is refused" in sentence and "snapshot() and restore(bytes)" in sentence
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        (games.Heavy, "branching.max_state_mb allows 1"),
+        (games.Text, "returned a str; allowed: bytes"),
+        (games.BadRestore, "restore failed (env_crash)"),
+    ],
+)
+def test_a_snapshot_that_cannot_be_is_left_for_a_copy(
+    environment: Any, reason: str, config: PPOConfig
+) -> None:
+    way, reasons = proved(config, environment, max_state_mb=1)
+    assert way == "copy" and reason in reasons["snapshot"]
+
+
+def test_agents_with_a_state_of_their_own_are_played_again(config: PPOConfig) -> None:
+    way, reasons = proved(config, games.Held, spec={"tools": ("calculator",)})
+    assert way == "replay" and "tools" in reasons["copy"]
+
+
+def test_luck_is_drawn_anew_only_where_the_environment_can(config: PPOConfig) -> None:
+    assert proved(config, games.Held, luck="fresh").way == "snapshot"
+    found = proved(config, games.Plain, luck="fresh")
+    assert found.way == "" and "reseed" in found.reasons["copy"]
+    assert "episode's own luck" in found.reasons["replay"]
+
+
+@pytest.mark.seconds
+def test_states_go_from_one_process_to_another(config: PPOConfig, tmp_path: Path) -> None:
+    words = [str(PROJECT / "configs/quickstart.yaml"), "agent.environment.isolation=process"]
+    in_processes = load_config(words, check=False).config
+    assert proved(in_processes, games.Held) == ("snapshot", {})
+    assert proved(in_processes, games.Plain).way == "copy"
