@@ -220,8 +220,15 @@ def batch_of(
     return DataProto.from_dict(tensors=tensors, non_tensors=columns, meta_info=info)
 
 
-def infos_of(batch: DataProto, episodes: list[Episode]) -> dict[str, list[float]]:
-    """What a reward function says of each row beside its score; of dummies nothing."""
-    by_name = {episode.name: episode.infos for episode in episodes}
-    said = [by_name.get(name, {}) for name in batch.non_tensor_batch["episode_id"]]
-    return {kind: [infos.get(kind, 0.0) for infos in said] for kind in ("acc", "form")}
+def infos_of(batch: DataProto, episodes: list[Episode]) -> dict[str, list[float | None]]:
+    """What a reward function says beside the score: of an episode's last turn, in its row."""
+    by_name = {episode.name: episode for episode in episodes}
+    said: dict[str, list[float | None]] = {"acc": [], "form": []}
+    names = batch.non_tensor_batch["episode_id"]
+    last_turns = batch.batch["turn_ids"].amax(dim=1).tolist()
+    for name, last_turn in zip(names, last_turns, strict=True):
+        episode = by_name.get(name)
+        answers_last = episode is not None and last_turn == len(episode.turns) - 1
+        for kind, values in said.items():
+            values.append(episode.infos[kind] if episode and answers_last else None)
+    return said
