@@ -325,6 +325,23 @@ def test_a_statistic_without_an_error_is_its_own_interval() -> None:
     assert intervals(Count(), np.ones((5, 1))) == [Interval(1.0, 1.0, 1.0)]
 
 
+def test_the_interval_of_a_skewed_mean_reaches_farther_to_where_rare_values_are() -> None:
+    """A sample that missed the rare large values has a mean, and an error, that are too small."""
+
+    class Mean:
+        def values(self, totals: np.ndarray) -> np.ndarray:
+            return totals[..., 1:] / totals[..., :1]
+
+        def influences(self, totals: np.ndarray, sums: np.ndarray) -> np.ndarray:
+            mean = self.values(totals)[:, None]
+            return (sums[:, 1:] - mean * sums[:, :1]) / totals[:, None, :1]
+
+    drawn = np.random.default_rng(0).exponential(size=30)
+    (found,) = intervals(Mean(), np.column_stack([np.ones(30), drawn]))
+    assert found.value == pytest.approx(drawn.mean())
+    assert found.high - found.value > 1.2 * (found.value - found.low)
+
+
 # What is told
 
 
