@@ -43,6 +43,7 @@ def words(codes: Path, run_dir: Path, *more: str) -> list[str]:
         str(PROJECT / "configs/codes.yaml"),
         f"agent.environment.path={PROJECT}/examples/codes_game.py",
         f"actor_rollout_ref.model.path={codes}/model",
+        f"teacher.model={codes}/model",
         f"trainer.default_local_dir={run_dir}",
         f"trainer.total_training_steps={STEPS}",
         *SHORT,
