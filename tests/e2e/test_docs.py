@@ -71,6 +71,9 @@ ELSEWHERE = {
     "python main.py configs/sums.yaml": "tests/features/sft/runs/test_sums_run.py",
     "python scripts/warm_start_table.py": "tests/features/sft/test_sums.py",
     "python main.py CONFIG.yaml --sft": "tests/features/sft/runs/test_sft_runs.py",
+    "python main.py CONFIG.yaml actor_rollout_ref.model.path=RUN_DIR/sft": (
+        "tests/features/sft/runs/test_sft_runs.py"
+    ),
     "python main.py CONFIG.yaml sft.files=": "tests/features/sft/runs/test_sft_runs.py",
     "python -m features.records.select": "tests/features/records/test_select.py",
     "python main.py CONFIG.yaml agent.context=mine.py": (

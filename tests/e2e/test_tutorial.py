@@ -13,6 +13,7 @@ import pytest
 
 import main
 from features.export import export
+from features.records import select
 from features.run_page import report
 from features.viewer import command as viewer
 from scripts import replay
@@ -73,6 +74,8 @@ def carry_out(command: str, folder: Path) -> None:
         assert "reward" in report.write_report(Path(words[3]))
     elif words[1:3] == ["-m", "features.viewer.command"]:
         assert viewer.main(words[3:]) == 0, command
+    elif words[1:3] == ["-m", "features.records.select"]:
+        assert select.main(words[3:]) == 0, command
     elif words[1:3] == ["-m", "features.export.export"]:
         assert export.main(words[3:]) == 0, command
     elif (folder / words[1]).is_file():

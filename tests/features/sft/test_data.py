@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from features.sft.batches import batch_of
+from features.sft.beside import FilesObserver
 from features.sft.config import sft_config
 from features.sft.data_files import BadData, RowReader, fingerprint
 from features.sft.settings import SFTSettings
@@ -198,6 +199,18 @@ def test_a_fingerprint_tells_rows_and_their_order_apart() -> None:
     rows = [TrainedRow([1, 2], [0, 1]), TrainedRow([3, 4], [0, 1])]
     told = {fingerprint(rows), fingerprint(rows[::-1]), fingerprint(rows[:1])}
     assert len(told) == 3 and fingerprint(list(rows)) in told
+
+
+def test_a_run_that_goes_on_with_other_files_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write(tmp_path, {"messages": DIALOGUE})
+    state = FilesObserver([file]).state_dict()
+    FilesObserver([file]).load_state_dict(state)
+    assert "hold something else" not in caplog.text
+    write(tmp_path, {"messages": DIALOGUE}, {"messages": DIALOGUE})
+    FilesObserver([file]).load_state_dict(state)
+    assert f"sft.files=[{file}] hold something else than when the checkpoint" in caplog.text
 
 
 # The settings

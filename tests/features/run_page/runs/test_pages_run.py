@@ -79,7 +79,7 @@ def test_the_readmes_environment_trains_and_its_episodes_are_read(
         if "main.py count.yaml" in command
     ]
     commands = written(small(EPISODES), game_folder)
-    assert len(own) == 1 and len(commands) == 5
+    assert len(own) == 1 and len(commands) == 6
     carry_out(own[0], game_folder)
     for command in commands:
         if "count.yaml" in command:
