@@ -205,3 +205,18 @@ def test_the_table_holds_what_is_computed(key: tuple[str, str, str]) -> None:
     for stale, mode in ((0, "token-mean"), (2, "seq-mean-token-sum")):
         cosine, ratio = bias_of(*key[:2], mode, case(stale, key[2], mdp.GROUPS))
         assert row[f"{mode}/{stale}"] == f"{cosine:.3f} {ratio:.2f}"
+
+
+@pytest.mark.seconds
+def test_the_table_holds_what_is_computed_of_branches() -> None:
+    with bias.TABLE.open() as file:
+        (row,) = [
+            row
+            for row in csv.DictReader(file)
+            if (row["estimator"], row["loss"], row["correction"])
+            == ("vine_redraw", "vanilla", "token")
+        ]
+    for stale, mode in ((0, "token-mean"), (2, "seq-mean-token-sum")):
+        chosen = case(stale, "token", branches.BRANCHED["vine_redraw"]())
+        cosine, ratio = bias_of("vine_redraw", "vanilla", mode, chosen)
+        assert row[f"{mode}/{stale}"] == f"{cosine:.3f} {ratio:.2f}"
