@@ -142,6 +142,8 @@ class AgentTrainer(RayPPOTrainer):
             suite=self.suite,
             tasks=tasks,
         )
+        # What else plays episodes, such as a replay, has no branches of them played.
+        described.meta_info["trains"] = not validate
         if self.config.plays_dataset_rows:
             add_row_columns(described)
         if self.multi_turn_rollout is not None:
