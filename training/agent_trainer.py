@@ -151,6 +151,8 @@ class AgentTrainer(RayPPOTrainer):
         )
         if TASK_INDEX in rows:
             described.non_tensor_batch[TASK_INDEX] = rows[TASK_INDEX].repeat(repeat)
+        # What else plays episodes, such as a replay, has no branches of them played.
+        described.meta_info["trains"] = not validate
         if self.config.plays_dataset_rows:
             add_row_columns(described)
         if self.multi_turn_rollout is not None:

@@ -205,9 +205,9 @@ class AgentRollout:
 
 
 def is_sampled_to_train(described: DataProto) -> bool:
-    """Checks whether episodes are sampled for training, and are neither validation's nor greedy."""
+    """Checks whether a trainer samples episodes to train on; a replay, a chat and others do not."""
     info = described.meta_info
-    return not info.get("validate") and bool(info.get("do_sample", True))
+    return bool(info.get("trains")) and bool(info.get("do_sample", True))
 
 
 def list_training_rows(episodes: Sequence[Episode]) -> list[TrainingRow]:

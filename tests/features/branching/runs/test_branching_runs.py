@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from main import run
+from scripts.replay import main as replay
 from tests.conftest import PROJECT
 from tests.e2e.test_resume import finish, run_and_kill, tensors
 from tests.e2e.test_training import read_steps
@@ -212,3 +213,13 @@ def test_a_killed_run_ends_bitwise_like_one_that_was_not(tiny_game: Path, tmp_pa
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one), part
     assert numbers_of(whole) == numbers_of(broken)
+
+
+@pytest.mark.seconds
+def test_the_episodes_of_a_run_that_branches_are_replayed_alike(
+    tiny_game: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(words(tiny_game, tmp_path, *VINE, steps=1)) == 0
+    config, episodes = tmp_path / "config.yaml", tmp_path / "episodes/1.jsonl"
+    assert replay([str(config), str(episodes)]) == 0, capsys.readouterr().out
+    assert "all the same" in capsys.readouterr().out
