@@ -22,7 +22,7 @@ from training.config import PPOConfig
 from workers.agent_pools import open_pools
 from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
-from workers.rollout.branches import branch_columns, open_branches
+from workers.rollout.branches import branch_columns, open_branches, refuse_questions
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_facts import episode_facts
 from workers.rollout.failure_policy import apply_failure_policy
@@ -79,6 +79,7 @@ class AgentRollout:
         self.history = open_history(config, self.tokens)
         self.questions = open_questions(config, self.tokens)
         self.branches = open_branches(config, specs, group)
+        refuse_questions(self.branches, self.questions)
         self.pool: Any = None
         if is_leader(group):
             self.pool = open_pools(config, specs, engine.max_model_len)

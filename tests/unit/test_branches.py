@@ -20,9 +20,10 @@ from workers.environments.reply import StepReply
 from workers.environments.server import EnvServer
 from workers.rollout.base_rollout import turn_seed
 from workers.rollout.begin import DIFFERS, SAME, Begin, Restore
-from workers.rollout.branches import BranchRule, branch_columns, branch_of
+from workers.rollout.branches import BranchRule, branch_columns, branch_of, refuse_questions
 from workers.rollout.episode import Ask, Episode, Play, Sample, TurnLimits
 from workers.rollout.episode_play import play_episode
+from workers.rollout.questions import Questions
 
 LIMITS = TurnLimits(prompt_length=24, response_length=40, max_model_len=64, max_turn_tokens=4)
 RESET = StepReply(messages=said("guess"))
@@ -207,3 +208,13 @@ def test_columns_are_those_of_each_rows_episode() -> None:
     episodes = [Episode(group=group, sample=0) for group in (4, 5)]
     columns = branch_columns(Numbers(), episodes, np.array([0, 1, 1]))
     assert columns["numbers"].tolist() == [[4], [5], [5]]
+
+
+def test_branches_of_episodes_that_may_ask_the_policy_are_refused(monkeypatch) -> None:
+    """A record of a turn has no answers to what was asked in it."""
+    brought = {"branches": [("branching", "")], "questions": [("policy_calls", "")]}
+    monkeypatch.setattr("workers.rollout.branches.named", brought.__getitem__)
+    refuse_questions(BranchRule(), None)
+    refuse_questions(None, lambda *arguments: Questions())
+    with pytest.raises(ValueError, match="features/branching.*features/policy_calls.*turn one"):
+        refuse_questions(BranchRule(), lambda *arguments: Questions())

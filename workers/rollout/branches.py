@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from training.config import PPOConfig
     from workers.rollout.kinds import EpisodeSpec
+    from workers.rollout.questions import QuestionRule
 
 
 class BranchRule:
@@ -73,6 +74,22 @@ def open_branches(
         rule: BranchRule | None = load_object(place, f"feature {feature}")(config, specs, group)
         return rule
     return None
+
+
+def refuse_questions(branches: BranchRule | None, questions: QuestionRule | None) -> None:
+    """Raises ValueError where environments may ask the policy, and branches be asked for.
+
+    A branch takes over the turns before it as they were recorded; what an environment asked
+    meanwhile is in no record of a turn.
+    """
+    if branches is not None and questions is not None:
+        [(branching, _)] = named("branches")
+        [(asking, _)] = named("questions")
+        raise ValueError(
+            f"this run continues from states of its episodes (features/{branching}) and lets "
+            f"environments ask the policy (features/{asking}): what was asked before a state cannot "
+            "be had again, so turn one of the two off"
+        )
 
 
 def branch_columns(
