@@ -216,5 +216,5 @@ def test_branches_of_episodes_that_may_ask_the_policy_are_refused(monkeypatch) -
     monkeypatch.setattr("workers.rollout.branches.named", brought.__getitem__)
     refuse_questions(BranchRule(), None)
     refuse_questions(None, lambda *arguments: Questions())
-    with pytest.raises(ValueError, match="features/branching.*features/policy_calls.*turn one"):
+    with pytest.raises(ValueError, match=r"features/branching.*features/policy_calls.*turn one"):
         refuse_questions(BranchRule(), lambda *arguments: Questions())

@@ -87,8 +87,8 @@ def refuse_questions(branches: BranchRule | None, questions: QuestionRule | None
         [(asking, _)] = named("questions")
         raise ValueError(
             f"this run continues from states of its episodes (features/{branching}) and lets "
-            f"environments ask the policy (features/{asking}): what was asked before a state cannot "
-            "be had again, so turn one of the two off"
+            f"environments ask the policy (features/{asking}): what was asked before a state "
+            "cannot be had again, so turn one of the two off"
         )
 
 
