@@ -331,7 +331,7 @@ class DataParallelPPOActor(UpdateLoop):
                 log_prob, *_ = self.micro_forward(micro, inputs, "none")
                 loss = source.loss(log_prob, mask, counts)
                 (source.coef * loss).backward()
-                sums.add({f"actor/{source.name}_loss": loss.detach() / ranks}, mini.weight)
+                sums.add({source.metric: loss.detach() / ranks}, mini.weight)
 
     def _weigh_by_own_log_probs(
         self, fields: LossFields, counts: GlobalBatchInfo

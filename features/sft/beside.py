@@ -22,7 +22,7 @@ from torch import Tensor
 from data.epoch_order import EpochOrder
 from data.protocol import DataProto
 from features.sft.batches import batch_of, rows_of_update
-from features.sft.loss import cross_entropy
+from features.sft.loss import LOSS, cross_entropy
 from features.sft.reading import row_reader
 from features.sft.settings import SFTSettings
 from features.sft.turns import TrainedRow
@@ -63,7 +63,7 @@ class SFTRows(FurtherRows):
     coef: float
     size: int
     pad_id: int
-    name = "sft"
+    metric = LOSS
 
     def batch(self, update: int, share: int, shares: int) -> DataProto:
         """Returns this share of an update's rows; one without a row gets one that only pads."""

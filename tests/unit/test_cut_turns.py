@@ -203,6 +203,8 @@ def test_a_form_of_vllms_without_a_marker_is_read_as_one_that_nothing_closes() -
 class Speaks:
     """Stands for the tokens of a conversation."""
 
+    tools = None
+
     def conversation(self, *arguments: Any) -> Speaks:
         """Returns itself."""
         return self

@@ -88,7 +88,7 @@ def in_the_rewards_thread(fails: Raise) -> None:
 def prefetch_of(generate: Callable[..., Any]) -> Prefetch:
     config = PPOConfig()
     config = replace(config, trainer=replace(config.trainer, async_level=1))
-    stream: Any = SimpleNamespace(draw=dict, position=None)
+    stream: Any = SimpleNamespace(draw=lambda step: {}, position=None)
     return Prefetch(config, stream, generate, lambda batch: None)
 
 

@@ -26,7 +26,7 @@ from workers.model.further_rows import FurtherRows, open_further_rows
 class Likely(FurtherRows):
     """Makes the tokens of some rows likelier."""
 
-    name = "likely"
+    metric = "actor/likely_loss"
     coef = 0.5
 
     def __init__(self) -> None:

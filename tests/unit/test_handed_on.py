@@ -179,6 +179,7 @@ def test_init_actor_hands_on_sections_correction_and_coefficients(
         spec=SimpleNamespace(tokenizer=None),
         optimizer="optimizer",
         probes="probes",
+        actor_class=fsdp_workers.DataParallelPPOActor,
         load_policy=lambda *_, **__: (SimpleNamespace(trained="part"), "settings"),
         _make_trainable=lambda *_, **__: None,
     )
@@ -227,6 +228,7 @@ def test_an_update_steps_the_schedule_once_and_shows_the_rate_it_had(
         writer=SimpleNamespace(wait_until_copied=lambda: None),
         optimizer=SimpleNamespace(param_groups=[{"lr": 0.25}]),
         scheduler=SimpleNamespace(step=lambda: steps.append(1)),
+        companions={},
         _on_device=lambda optimizer: torch.no_grad(),
     )
     assert TrainingWorker._update(worker, "actor", dict) == {"actor/lr": 0.25}

@@ -25,11 +25,12 @@ class FurtherRows(ABC):
     """Gives each update of the policy rows of its own, and their loss.
 
     Attributes:
-        name: `actor/NAME_loss` is their metric, before the coefficient.
+        metric: what their loss, before the coefficient, is called among the metrics; begins with
+            `actor/` and ends with `_loss`.
         coef: what their loss is multiplied with.
     """
 
-    name: str
+    metric: str
     coef: float
 
     @abstractmethod

@@ -25,6 +25,8 @@ PREPARED = {
     "outputs/gsm8k": "examples/prepare_gsm8k.py",
     "outputs/qwen3_5_tools": "examples/prepare_zoo_game.py",
     "outputs/clues": "examples/prepare_clues.py",
+    "outputs/mixed": "examples/prepare_mixed.py",
+    "outputs/pages": "examples/prepare_pages.py",
     "outputs/codes": "examples/prepare_codes.py",
     "outputs/sums": "examples/prepare_sums.py",
 }
