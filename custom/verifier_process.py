@@ -146,16 +146,20 @@ class VerifierProcess:
     def end(self) -> None:
         """Ends the process, whoever waits for its reply; it starts again with the next answer."""
         process = self._process
-        if process is not None:
+        # Another process may have the number of one that has ended.
+        if process is not None and process.poll() is None:
             kill_tree(process.pid)
             process.wait()
 
     def _end(self) -> None:
         process = self._process
         self._process = None
-        if process is not None:
+        if process is None:
+            return
+        # Another process may have the number of one that has ended.
+        if process.poll() is None:
             kill_tree(process.pid)
-            process.communicate()
+        process.communicate()
 
 
 # The one that this process asks about each package.

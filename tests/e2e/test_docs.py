@@ -67,6 +67,27 @@ ELSEWHERE = {
     "python examples/prepare_clues.py": "tests/features/context/runs/test_clues_run.py",
     "python main.py configs/clues.yaml": "tests/features/context/runs/test_clues_run.py",
     "python scripts/contexts_table.py": "tests/features/context/test_clues.py",
+    "python scripts/court_coverage.py": "tests/features/branching/test_court.py",
+    "python scripts/errands_table.py": "tests/features/branching/test_errands.py",
+    "python main.py configs/errands.yaml": "tests/features/branching/runs/test_errands_run.py",
+    "python main.py CONFIG.yaml --judge-credit": (
+        "tests/features/branching/runs/test_judging_runs.py"
+    ),
+    "python main.py CONFIG.yaml data.sampler.name=difficulty": (
+        "tests/features/difficulty/runs/test_difficulty_runs.py"
+    ),
+    "python examples/prepare_mixed.py": "tests/features/difficulty/runs/test_mixed_run.py",
+    "OMP_NUM_THREADS=1 python main.py configs/mixed.yaml": (
+        "tests/features/difficulty/runs/test_mixed_run.py"
+    ),
+    "python scripts/difficulty_table.py": "tests/features/difficulty/runs/test_mixed_run.py",
+    "python main.py CONFIG.yaml teacher.model=policy": (
+        "tests/features/teacher/runs/test_teacher_runs.py"
+    ),
+    "python examples/prepare_codes.py": "tests/features/teacher/runs/test_teacher_runs.py",
+    "python main.py configs/codes.yaml": "tests/features/teacher/runs/test_teacher_runs.py",
+    "python scripts/teacher_table.py": "tests/features/teacher/runs/test_teacher_runs.py",
+    "python main.py CONFIG --sft": "tests/features/sft/runs/test_sft_runs.py",
     "python examples/prepare_sums.py": "tests/features/sft/runs/test_sums_run.py",
     "python main.py configs/sums.yaml": "tests/features/sft/runs/test_sums_run.py",
     "python scripts/warm_start_table.py": "tests/features/sft/test_sums.py",

@@ -96,6 +96,6 @@ def test_tokens_are_counted_once_with_filtered_groups(model: Path, tmp_path: Pat
     words += ["--seeds", "1", "--ways", "difficulty with filter_groups"]
     assert difficulty_table.main(words) == 0
     steps = read_steps(tmp_path / "difficulty-with-filter_groups-1")[1:]
-    tokens = sum(step["agent/episodes"] for step in steps)
-    # Each answer is a word and the end of the turn, unless it is cut behind its second word.
-    assert steps[-1]["mine/sampled_tokens"] == pytest.approx(2 * tokens, rel=0.05)
+    answers = sum(step["agent/episodes"] for step in steps)
+    # Most answers are a word and the end of the turn, and none is longer.
+    assert 1.5 * answers < steps[-1]["mine/sampled_tokens"] <= 2 * answers
