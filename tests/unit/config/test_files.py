@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
+from tests.needed_features import needs_features
 from tests.unit.config.helpers import ROW, assert_refused, checked, load
 from training.config import section
 from training.config.leaves import leaves
@@ -109,8 +110,14 @@ def test_the_task_files_of_an_environment_are_checked_with_all_else(
         ("smollm2_arithmetic", "data.val_files", "prepare_smollm2"),
         ("gsm8k_grpo", "data.train_files", "prepare_gsm8k"),
         ("qwen3_5_tools", "actor_rollout_ref.model.path", "prepare_zoo_game"),
-        ("clues", "actor_rollout_ref.model.path", "prepare_clues"),
-        ("codes", "actor_rollout_ref.model.path", "prepare_codes"),
+        pytest.param(
+            *("clues", "actor_rollout_ref.model.path", "prepare_clues"),
+            marks=needs_features("context"),
+        ),
+        pytest.param(
+            *("codes", "actor_rollout_ref.model.path", "prepare_codes"),
+            marks=needs_features("teacher"),
+        ),
     ],
 )
 @pytest.mark.parametrize("place", ["", "project/", "{folder}/"])
