@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing.context
 import os
+import signal
 import socket
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +201,24 @@ def rank_context() -> multiprocessing.context.ForkServerContext:
     """Returns what starts ranks: forks of a process that has imported what they need."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
+    forget_server_that_is_gone()
     return context
+
+
+def forget_server_that_is_gone() -> None:
+    """Has another fork server start where somebody else waited for the one that has ended.
+
+    multiprocessing starts another one by itself only where it can wait for the first. Runs of other
+    tests in this process, over Ray, say, may have ended that one and waited for it.
+    """
+    server = forkserver._forkserver
+    try:
+        server.ensure_running()
+    except ChildProcessError:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_address = None
+        server._forkserver_alive_fd = None
+        server._forkserver_pid = None
 
 
 def spawn_ranks(
@@ -399,3 +418,16 @@ def test_only_the_sharded_root_is_offloaded(monkeypatch: pytest.MonkeyPatch) -> 
         on_device(inner, None, torch.device("cpu"), config),
     ):
         pass
+
+
+def leave_at_once(folder: str, rank: int, world: int, port: int, kind: str) -> None:
+    """Is a rank that has nothing to do."""
+
+
+def test_ranks_start_also_where_the_server_that_forks_them_was_ended_and_waited_for() -> None:
+    spawn_ranks(leave_at_once, "", 1, "cpu")
+    number = forkserver._forkserver._forkserver_pid
+    assert number is not None
+    os.kill(number, signal.SIGKILL)
+    os.waitpid(number, 0)
+    spawn_ranks(leave_at_once, "", 1, "cpu")
