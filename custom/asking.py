@@ -30,7 +30,7 @@ Refusal = Literal["", "not_set_up", "limit", "context_length", "template"]
 # Answers what is asked in the trial before a run, up to so many questions of a call.
 TRIAL_TEXT = ""
 MAX_TRIAL_QUESTIONS = 1_000
-# What a question is called that has no name of its own.
+# The name of a question to which its asker gave none.
 UNNAMED = "call"
 
 

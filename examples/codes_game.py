@@ -19,7 +19,7 @@ from custom.env import BaseEnvironment
 NAMES = ("mia", "leo", "ada", "ben", "eva", "tom", "lin", "max")
 DIGITS = tuple("12345678")
 ASKED = "code of"
-# What the model of examples/prepare_codes.py knows of each name: two digits more.
+# The model of examples/prepare_codes.py knows two digits more for each name.
 KNOWN = "year of"
 HINT = "begins"
 

@@ -63,7 +63,7 @@ class ErrandsState:
 class Errands(BaseEnvironment):
     """Asks for a box at every turn but one, where it asks for a door.
 
-    What is no box, or no door, opens nothing: the game goes on.
+    An answer that names no box, or no door, opens nothing, and the game goes on.
     """
 
     config_cls = ErrandsConfig

@@ -56,7 +56,7 @@ MADE_UP = 0.05
 IGNORED = -100
 TOLD_EVERY = 500
 
-# What is read and what is said, in turn.
+# Texts that are read and texts that are said, in turn.
 Conversation = list[tuple[str, str]]
 
 
