@@ -41,7 +41,7 @@ from scripts.table_runs import (
 from training.observers import Observer, StepReport, StopRequest
 from training.outcomes import outcomes_of
 
-STEPS = 80
+STEPS = 120
 # Those of `data.seed`.
 SEEDS = (1, 2, 3)
 # Tasks of a validation.
