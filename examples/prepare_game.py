@@ -20,10 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from prepare_tiny_prompts import SPECIAL, completed, make_model
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from prepare_tiny_prompts import SPECIAL, completed, make_model, word_tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from custom.agent import Agent, AgentSpec, as_user_messages
@@ -134,15 +131,7 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     words = dict.fromkeys([*SPECIAL, *ROLES, *NUMBERS])
     for text in texts:
         words.update(dict.fromkeys(text.split()))
-    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<|im_end|>",
-        unk_token="<unk>",
-        chat_template=CHAT_TEMPLATE,
-    )
+    return word_tokenizer(words)
 
 
 def label_answers(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
