@@ -82,6 +82,7 @@ from training.run.roles import need_critic as need_critic
 from training.run.roles import need_reference_policy as need_reference_policy
 from training.run.roles import need_reward_model as need_reward_model
 from training.run.run_lock import run_lock
+from training.run.sampled_tokens import SAMPLED_TOKENS, SampledTokens
 from training.run.signals import EndingSignals
 from training.run.step_source import (
     GeneratedStep,
@@ -176,6 +177,7 @@ class PPOTrainer:
         self.position = DataPosition()
         self.in_step = False
         self.in_update = False
+        self.sampled_tokens = SampledTokens(config.trainer.total_sampled_tokens)
         # Of a step whose groups were chosen as it was generated.
         self.outcomes_of_generation: list[GroupOutcome] = []
         self.val_generations: list[dict[str, Any]] = []
@@ -291,8 +293,7 @@ class PPOTrainer:
                 self.observers.step_logged(metrics)
             if trainer.val_only:
                 return metrics
-            warn_if_nothing_to_train(self.global_steps, self.total_training_steps)
-            last_step = self.total_training_steps
+            warn_if_nothing_to_train(self.global_steps, self.last_step, self.sampled_tokens)
             self._end_step()
             with self.saver.ends_saves(
                 lambda: None if self.in_step else self.snapshot, self._whole_behind
@@ -302,7 +303,8 @@ class PPOTrainer:
                         metrics = self.train_step(step)
                     if self._validates_now():
                         metrics |= self._validate()
-                    if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
+                    step_s = metrics["timing_s/step"]
+                    if self.saver.is_due(self.global_steps, self.last_step, step_s):
                         metrics |= self.save_checkpoint()
                     self.observers.step_logged(metrics)
                     with one_process("on_step"):
@@ -322,6 +324,13 @@ class PPOTrainer:
         is_stopped = isinstance(error, RunStopped) and error.exit_code != 0
         return None if self.in_update or is_stopped else self.snapshot
 
+    @property
+    def last_step(self) -> int:
+        """Returns the number of the run's last step, as far as it is known before it is made."""
+        if self.sampled_tokens.are_enough:
+            return self.global_steps
+        return self.total_training_steps
+
     def _watched(self) -> AbstractContextManager[None]:
         """Records the settings; observers hear that the steps of the block are made."""
         run = self.observers.run
@@ -338,7 +347,7 @@ class PPOTrainer:
 
     def training_batches(self) -> Iterator[PendingStep]:
         """Yields one step at a time, to be generated or under way; `global_steps` counts it."""
-        while self.global_steps < self.total_training_steps:
+        while self.global_steps < self.last_step:
             number = self.global_steps + 1
             with one_process("code that gives the data's rows"):
                 step = self.step_source.next_step(number, self.total_training_steps)
@@ -414,6 +423,7 @@ class PPOTrainer:
         self.saver.poll()
         self.in_step = True
         staleness = self.step_source.mask_stale_groups(generated.batch, self.global_steps)
+        self.sampled_tokens.begin(generated.batch)
         self.observers.update_begins(generated.batch, self.global_steps)
         generated.batch.meta_info.pop(DROPPED, None)
         self.outcomes_of_generation = from_plain(generated.batch.meta_info.pop(OUTCOMES, ()))
@@ -492,6 +502,7 @@ class PPOTrainer:
         number = self.global_steps if step is None else step
         with self.observers.generating(number, validate=False):
             batch, metrics = self._generate_batch(rows, step)
+        batch.meta_info[SAMPLED_TOKENS] = self.sampled_tokens.take(number)
         self.rollout_wg.sleep_rollout()
         return batch, metrics
 
@@ -544,6 +555,7 @@ class PPOTrainer:
     def play(self, prompts: DataProto) -> DataProto:
         """Answers prompts, or plays described episodes, and tells observers."""
         batch = self._generate_multi_turn_sequences(prompts)
+        self.sampled_tokens.played(batch, prompts.meta_info)
         self.observers.played(batch)
         return batch
 
@@ -568,6 +580,7 @@ class PPOTrainer:
         return {
             "training/global_step": self.global_steps,
             "training/epoch": self.position.epoch,
+            "training/sampled_tokens": self.sampled_tokens.so_far,
             **compute_step_metrics(batch, timer.seconds, self.config.trainer.all_ranks, textless),
             **take_model_metrics(side_names(self.config), batch),
         }
@@ -575,7 +588,7 @@ class PPOTrainer:
     def _validates_now(self) -> bool:
         """Checks whether this step is the last, or one of those that `test_freq` names."""
         frequency = self.config.trainer.test_freq
-        is_last = self.global_steps >= self.total_training_steps
+        is_last = self.global_steps >= self.last_step
         return is_last or (frequency > 0 and self.global_steps % frequency == 0)
 
     # Checkpoints
@@ -607,6 +620,7 @@ class PPOTrainer:
             global_steps=self.global_steps,
             epoch=self.position.epoch,
             rows_done=self.position.rows_done,
+            sampled_tokens=self.sampled_tokens.so_far,
             kl_coef=float(self.phases.kl_controller.value),
             observers=self.observers.state_dict(),
             estimator=kept_state(
@@ -618,6 +632,7 @@ class PPOTrainer:
     def load_driver_state(self, state: DriverState) -> None:
         """Goes on from a checkpoint's `driver_state`."""
         self.global_steps = state.global_steps
+        self.sampled_tokens.so_far = state.sampled_tokens
         self.position = state.position
         self.row_stream.seek(state.position)
         self.row_stream.order.load_state_dict(state.sampler)

@@ -48,34 +48,20 @@ class BranchKeeper(EpisodeKeeper):
 
 
 class BranchObserver(Observer):
-    """Adds the metrics of continuations to a step's; counts all tokens of the run."""
-
-    def __init__(self) -> None:
-        self.sampled_tokens = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the tokens so far."""
-        return {"sampled_tokens": self.sampled_tokens}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
-        self.sampled_tokens = int(state["sampled_tokens"])
+    """Adds the metrics of continuations to a step's."""
 
     def step_made(self, report: StepReport) -> Mapping[str, float] | None:
         """Returns the metrics of the step's episodes."""
         facts = report.batch.non_tensor_batch.get("episode_facts", ())
-        metrics = branch_metrics([each for each in facts if each is not None])
-        self.sampled_tokens += int(metrics["branching/all_sampled_tokens"])
-        return metrics | {"branching/all_sampled_tokens/so_far": float(self.sampled_tokens)}
+        return branch_metrics([each for each in facts if each is not None])
 
 
 def branch_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Counts the continuations of a step's episodes, and all tokens that were sampled."""
+    """Counts the continuations of a step's episodes, and their tokens."""
     counted = [each[BRANCHES] for each in facts if BRANCHES in each]
     endings: Counter[str] = Counter()
     for each in counted:
         endings.update(each["endings"])
-    own = sum(each["sampled_tokens"] for each in facts)
     of_branches = sum(each["sampled_tokens"] for each in counted)
     turns = sum(len(each["returns"]) for each in counted)
     valued = sum(1 for each in counted for returns in each["returns"] if returns)
@@ -88,5 +74,4 @@ def branch_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "branching/refused_states": float(sum(each["refused"] for each in counted)),
         "branching/sampled_tokens": float(of_branches),
         "branching/prefilled_tokens": float(sum(each["prefilled_tokens"] for each in counted)),
-        "branching/all_sampled_tokens": float(own + of_branches),
     }

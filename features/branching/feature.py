@@ -5,6 +5,8 @@ from training.features import Feature
 
 FEATURE = Feature(
     section=BranchingSettings,
+    # The section by which other programs call it.
+    moved_keys={"agent.branch": "branching"},
     checks="features.branching.checks:config_problems",
     branches="features.branching.sampling:open_branches",
     keeper="features.branching.counts:open_keeper",

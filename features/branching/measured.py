@@ -15,6 +15,7 @@ from features.branching.states import REFUSAL
 from training.config import AgentConfig
 from workers.rollout.begin import DIFFERS, SAME
 from workers.rollout.episode import FAILURES, Episode
+from workers.rollout.episode_facts import discarded_tokens, own_turns
 from workers.rollout.failure_policy import is_masked
 
 
@@ -106,10 +107,8 @@ def discounted(rewards: list[float], turn_gamma: float) -> float:
 
 def sampled_tokens(branch: Episode) -> int:
     """Counts the tokens that a branch sampled, in attempts that failed, too."""
-    assert branch.begin is not None
-    first = branch.begin.turn
-    attempts = [branch.turns, *(attempt.turns for attempt in branch.failed_attempts)]
-    return sum(turn.tokens for turns in attempts for turn in turns[first:])
+    own = sum(turn.tokens for turn in own_turns(branch, branch.turns))
+    return own + discarded_tokens(branch)
 
 
 def prefilled_tokens(branch: Episode) -> int:

@@ -86,6 +86,7 @@ def _settings(config: PPOConfig, files: tuple[str, ...]) -> dict[str, Any]:
         "trainer.default_local_dir": str(sft_folder(config)),
         "trainer.total_epochs": own.epochs,
         "trainer.total_training_steps": own.steps,
+        "trainer.total_sampled_tokens": None,
         # A run whose model is kept nowhere would be for nothing.
         "trainer.save_freq": None if config.trainer.save_freq == -1 else config.trainer.save_freq,
         "trainer.rollout_n_gpus": 0,

@@ -68,3 +68,23 @@ def test_a_place_that_is_none_is_refused(at: str) -> None:
 @pytest.mark.parametrize(("at", "read"), [("3", (3,)), ("[0,4]", (0, 4)), ("every", ())])
 def test_turns_are_read_as_numbers(at: str, read: tuple[int, ...]) -> None:
     assert config_of(f"branching.at={at}").section(BranchingSettings).numbered == read
+
+
+def test_settings_are_read_under_agent_branch_too() -> None:
+    given = {
+        "at": "[0,9]",
+        "samples": "3",
+        "random_numbers": "common",
+        "max_tokens": "12",
+        "state": "copy",
+    }
+    older = config_of(*(f"agent.branch.{key}={value}" for key, value in given.items()))
+    newer = config_of(*(f"branching.{key}={value}" for key, value in given.items()))
+    assert older == newer
+    settings = older.section(BranchingSettings)
+    assert (settings.at, settings.samples, settings.state) == ((0, 9), 3, "copy")
+
+
+def test_a_wrong_key_under_agent_branch_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"branching\.sample.*branching\.samples"):
+        config_of("agent.branch.sample=3")

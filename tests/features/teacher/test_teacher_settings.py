@@ -14,6 +14,7 @@ from features.teacher.keeper import TOLD, open_keeper
 from features.teacher.row import Sibling, TeacherRow
 from features.teacher.settings import TeacherSettings
 from training.config import PPOConfig
+from training.config.loader import load_config
 from workers.environments.reply import StepReply
 from workers.rollout.episode import Episode, PromptSource, Row, Turn
 
@@ -163,3 +164,17 @@ def test_the_keeper_keeps_messages_texts_and_the_last_words() -> None:
 
 def said(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
+
+
+def config_at(section: str, given: dict[str, str]) -> PPOConfig:
+    words = [f"{section}.{key}={value}" for key, value in given.items()]
+    return load_config(words, check=False).config
+
+
+def test_settings_are_read_under_algorithm_teacher_too() -> None:
+    given = {"model": "ema", "context": "hint", "coef": "0.5", "where": "failed", "top_k": "8"}
+    older = config_at("algorithm.teacher", given)
+    newer = config_at("teacher", given)
+    assert older == newer
+    settings = older.section(TeacherSettings)
+    assert (settings.model, settings.context, settings.coef) == ("ema", "hint", 0.5)

@@ -98,7 +98,7 @@ def test_numbers_do_not_depend_on_how_a_state_is_had(tiny_game: Path, tmp_path: 
     assert numbers[0] == numbers[1] == numbers[2]
     step = numbers[0][-1]
     assert step["branching/continuations"] > 0 and step["branching/left_out"] == 0
-    assert step["branching/all_sampled_tokens"] > step["branching/sampled_tokens"] > 0
+    assert step["training/sampled_tokens"] > step["branching/sampled_tokens"] > 0
 
 
 @pytest.mark.seconds
