@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import threading
 import time
 from typing import Any
@@ -109,3 +110,23 @@ class LateFaults(Held):
     def reset(self, seed: int | None = None) -> str:
         self.hangs = False
         return super().reset(seed)
+
+
+class Wordy(Held):
+    """Says at every turn, of which there are three, as many words as its seed draws."""
+
+    WORDS = 1200
+
+    def reset(self, seed: int | None = None) -> str:
+        super().reset(seed)
+        self.turns_left = 3
+        return self._said()
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self.turns_left -= 1
+        won = action.strip() == str(self.number)
+        return self._said(), float(won), self.turns_left == 0, {"won": won}
+
+    def _said(self) -> str:
+        draw = random.Random(f"{self.number} {self.luck} {self.turns_left}")
+        return " ".join(str(draw.randint(1, 10)) for _ in range(self.WORDS))
