@@ -16,6 +16,7 @@ import torch
 from custom.env_calls import describe
 from data.array_ops import object_array
 from data.protocol import DataProto
+from features.branching.agreement import group_sums
 from features.branching.counts import BRANCHES, branch_metrics
 from features.branching.credit import LEAST_SAMPLES, BranchedEpisode, JudgedTurns
 from training.advantage import compute_advantage
@@ -76,7 +77,10 @@ def judge_batch(
         given = with_further_returns(batch, samples)
         for name in estimators:
             try:
-                credit[name] = credit_by(name, given, turns, trainer).tolist()
+                given_credit = credit_by(name, given, turns, trainer)
+                # Raises where the numbers are too large to be judged.
+                group_sums(given_credit, turns)
+                credit[name] = given_credit.tolist()
             # A user's formula may raise anything, which costs it its own judgement alone.
             except Exception as error:
                 failed[name] = describe(error)

@@ -80,7 +80,10 @@ def _question(config: PPOConfig, wanted: WantedCourt) -> dict[str, Any]:
 
 def _weights(config: PPOConfig) -> dict[str, list[int]]:
     """Returns size and time of each file below what is judged: other weights may take its place."""
-    folder = Path(config.trainer.resume_from_path or config.actor_rollout_ref.model.path)
+    place = config.trainer.resume_from_path or config.actor_rollout_ref.model.path
+    if place is None:
+        return {}
+    folder = Path(place)
     stats = {path: path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
     return {
         str(path.relative_to(folder)): [stat.st_size, stat.st_mtime_ns]

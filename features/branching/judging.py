@@ -299,7 +299,8 @@ def _told_failures(batches: Sequence[JudgedBatch]) -> dict[str, str]:
         failed |= {name: why for name, why in batch.failed.items() if name not in failed}
     for name, why in failed.items():
         times = sum(name in batch.failed for batch in batches)
-        print(f"not judged: {name}: it failed in {times} of {len(batches)} batches: {why}")
+        reason = why.partition("\n")[0]
+        print(f"not judged: {name}: it failed in {times} of {len(batches)} batches: {reason}")
     return failed
 
 

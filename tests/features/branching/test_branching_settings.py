@@ -68,3 +68,17 @@ def test_a_place_that_is_none_is_refused(at: str) -> None:
 @pytest.mark.parametrize(("at", "read"), [("3", (3,)), ("[0,4]", (0, 4)), ("every", ())])
 def test_turns_are_read_as_numbers(at: str, read: tuple[int, ...]) -> None:
     assert config_of(f"branching.at={at}").section(BranchingSettings).numbered == read
+
+
+def test_turns_that_no_episode_has_are_refused() -> None:
+    (problem,) = config_problems(config_of(VINE[0], "branching.at=[4,9]"))
+    assert problem == (
+        "branching.at=4,9: turns count from 0, and agent.max_turn=4 allows none above 3: name "
+        "turns that are played"
+    )
+    assert list(config_problems(config_of(VINE[0], "branching.at=[3,9]"))) == []
+
+
+def test_a_list_of_thousands_of_turns_is_refused_in_a_short_sentence() -> None:
+    (problem,) = BranchingSettings(at=tuple(range(100_000))).problems()
+    assert "names 100,000 turns; allowed: 1000" in problem and len(problem) < 200
