@@ -37,8 +37,22 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
             settings.places,
             config.algorithm.adv_estimator,
         )
+    yield from _turn_problems(config, settings)
     yield from _player_problems(config, settings.places)
     yield from _run_problems(config, settings.places)
+
+
+def _turn_problems(config: PPOConfig, settings: BranchingSettings) -> Iterator[str]:
+    """Yields that no episode has the turns that are continued from."""
+    most = max(
+        [choice.max_turn or config.agent.max_turn for choice in config.environments],
+        default=config.agent.max_turn,
+    )
+    if settings.numbered and min(settings.numbered) >= most:
+        yield (
+            f"branching.at={settings.places}: turns count from 0, and agent.max_turn={most} allows "
+            f"none above {most - 1}: name turns that are played"
+        )
 
 
 def _player_problems(config: PPOConfig, at: str) -> Iterator[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from data.protocol import DataProto
 from data.turn_tokens import TurnTokens
+from data.warn_once import warn_first
 from features.branching.measured import measure
 from features.branching.settings import BranchingSettings
 from training.config import PPOConfig
@@ -17,6 +19,8 @@ from workers.rollout.keepers import EpisodeKeeper
 
 # The name of the episode's facts.
 BRANCHES = "branches"
+# A larger part of the continuations that fails is told.
+LARGE_SHARE = 0.1
 
 
 def open_keeper(config: PPOConfig, tokens: TurnTokens) -> BranchKeeper | None:
@@ -48,12 +52,59 @@ class BranchKeeper(EpisodeKeeper):
 
 
 class BranchObserver(Observer):
-    """Adds the metrics of continuations to a step's."""
+    """Adds the metrics of continuations to a step's.
+
+    What dynamic sampling leaves out was sampled all the same, and counts.
+    """
+
+    def __init__(self) -> None:
+        # By step, of all its batches that were played.
+        self.facts: dict[int, list[Mapping[str, Any]]] = {}
+
+    def played(self, batch: DataProto, step: int, validate: bool) -> None:
+        """Keeps the facts of a step's episodes."""
+        if not validate:
+            self.facts.setdefault(step, []).extend(_facts_of(batch))
 
     def step_made(self, report: StepReport) -> Mapping[str, float] | None:
         """Returns the metrics of the step's episodes."""
-        facts = report.batch.non_tensor_batch.get("episode_facts", ())
-        return branch_metrics([each for each in facts if each is not None])
+        facts = self.facts.pop(report.step, _facts_of(report.batch))
+        metrics = branch_metrics(facts)
+        for subject, problem in step_problems(metrics, facts):
+            warn_first(__name__, subject, f"branching: in step {report.step} {problem}")
+        return metrics
+
+
+def step_problems(
+    metrics: Mapping[str, float], facts: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """Yields what keeps continuations from being had or from counting: a word, and a sentence."""
+    reasons = [reason for each in facts if BRANCHES in each for reason in each[BRANCHES]["reasons"]]
+    why = f": {reasons[0]}" if reasons else ""
+    continuations = metrics["branching/continuations"]
+    left_out = metrics["branching/left_out"]
+    refused = metrics["branching/refused_states"]
+    if refused:
+        told = f"{refused:.0f} states could not be taken, and nothing goes on from them{why}"
+        yield "refused", told
+    elif not continuations:
+        yield (
+            "none",
+            "no state was continued from: the episodes have no turn that branching.at names, or "
+            "only the first, from which the group's other episodes go on (branching.first_turn)",
+        )
+    if left_out > LARGE_SHARE * continuations:
+        yield (
+            "left out",
+            f"{left_out:.0f} of {continuations:.0f} continuations do not count, as they failed, so "
+            f"that those that count are a selection{why}",
+        )
+
+
+def _facts_of(batch: DataProto) -> list[Mapping[str, Any]]:
+    """Lists the facts of a batch's episodes, each of which has one row that tells them."""
+    facts = batch.non_tensor_batch.get("episode_facts", ())
+    return [each for each in facts if each is not None]
 
 
 def branch_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -5,6 +5,7 @@ Invariant: an episode of which a turn cannot be judged is left out whole, with i
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,14 +13,18 @@ from typing import Any
 
 import torch
 
+from custom.env_calls import describe
 from data.array_ops import object_array
 from data.protocol import DataProto
+from features.branching.agreement import group_sums
 from features.branching.counts import BRANCHES, branch_metrics
 from features.branching.credit import LEAST_SAMPLES, BranchedEpisode, JudgedTurns
 from training.advantage import compute_advantage
 from training.batch.episode_rows import EpisodeRows
 from training.ray_trainer import RayPPOTrainer
 from training.step_phases import READ_FROM_POLICY
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +36,9 @@ class JudgedBatch:
         episodes: the arguments of a `BranchedEpisode` of each.
         texts: of each episode what the policy wrote, by turn.
         credit: by estimator what it gives each turn, the episodes' turns one behind the other.
+        failed: by estimator why it could not be judged.
         left_out: by reason, how many episodes are left out.
+        continuations: how many were played; dropped: how many of them do not count.
         own_tokens, branch_tokens: sampled by episodes and by continuations.
         prefilled_tokens: of the prompts that continuations began with.
     """
@@ -40,7 +47,10 @@ class JudgedBatch:
     episodes: list[dict[str, Any]]
     texts: list[list[str]]
     credit: dict[str, list[float]]
+    failed: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
+    continuations: int = 0
+    dropped: int = 0
     own_tokens: int
     branch_tokens: int
     prefilled_tokens: int
@@ -54,16 +64,27 @@ def judge_batch(
     Args:
         samples: continuations of a state that measure its credit; what there is beyond them is
             what estimators are given that read continuations.
+
+    An estimator that raises, or whose numbers are no advantages, has no credit and a reason.
     """
     batch = add_what_estimators_read(trainer, batch)
     facts = [each for each in batch.non_tensor_batch["episode_facts"] if each is not None]
     episodes, texts, left_out = read_episodes(batch, samples)
     credit: dict[str, list[float]] = {name: [] for name in estimators}
+    failed: dict[str, str] = {}
     if episodes:
         turns = JudgedTurns.of(episodes, trainer.config.algorithm.turn_gamma)
         given = with_further_returns(batch, samples)
         for name in estimators:
-            credit[name] = credit_by(name, given, turns, trainer).tolist()
+            try:
+                given_credit = credit_by(name, given, turns, trainer)
+                # Raises where the numbers are too large to be judged.
+                group_sums(given_credit, turns)
+                credit[name] = given_credit.tolist()
+            # A user's formula may raise anything, which costs it its own judgement alone.
+            except Exception as error:
+                failed[name] = describe(error)
+                logger.warning("estimator %s cannot be judged: %s", name, failed[name])
     counts = branch_metrics(facts)
     own = sum(each["sampled_tokens"] for each in facts)
     return JudgedBatch(
@@ -71,7 +92,10 @@ def judge_batch(
         episodes=[vars(episode) for episode in episodes],
         texts=texts,
         credit=credit,
+        failed=failed,
         left_out=dict(left_out),
+        continuations=int(counts["branching/continuations"]),
+        dropped=int(counts["branching/left_out"]),
         own_tokens=int(own),
         branch_tokens=int(counts["branching/sampled_tokens"]),
         prefilled_tokens=int(counts["branching/prefilled_tokens"]),
@@ -98,8 +122,9 @@ def add_what_estimators_read(trainer: RayPPOTrainer, batch: DataProto) -> DataPr
 def credit_by(name: str, batch: DataProto, turns: JudgedTurns, trainer: RayPPOTrainer) -> Any:
     """Returns what an estimator gives each turn, on average over its tokens: (turns,) float64."""
     algorithm = trainer.config.algorithm
+    # A formula that writes in place writes into what is its own.
     judged = compute_advantage(
-        batch.select(),
+        batch.select(deepcopy=True),
         name,
         gamma=algorithm.gamma,
         lam=algorithm.lam,

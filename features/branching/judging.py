@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from data.watchdog import watching
 from features.branching.court import Court
 from features.branching.credit import BranchedEpisode, JudgedTurns
 from features.branching.judged import JudgedBatch, judge_batch
+from features.branching.judged_file import append, read_judged
 from features.branching.judging_page import write_page
 from features.branching.judging_words import (
     LEAST_GROUPS,
@@ -47,10 +47,10 @@ from training.run.checkpoint_contents import CRITIC
 from training.run.files import write_atomically
 from training.run.leftovers import ends_leftovers
 from training.run.named_model import CannotUse, find_named_model
+from training.run.run_lock import is_held
 from training.run.signals import EndingSignals
 
 logger = logging.getLogger(__name__)
-JUDGED_FILE = "judged.jsonl"
 RESULT = "credit.json"
 PAGE = "credit.html"
 
@@ -64,10 +64,9 @@ def judge_credit(config: PPOConfig, wanted: WantedCourt, signals: EndingSignals)
     needs = _require_estimators(config, wanted)
     config, checkpoint = _find_weights(config, wanted, needs)
     out = _output_folder(config, wanted, checkpoint)
-    estimator = name_that_needs(needs)
-    register_adv_est(estimator, needs=needs)(_rewards)
-    config = judging_config(config, wanted, out, checkpoint, estimator)
-    problems = check_config(config)
+    register_adv_est(name_that_needs(needs), needs=needs)(_rewards)
+    config = judging_config(config, wanted, out, checkpoint, needs)
+    problems = [*check_config(config), *_court_problems(config, wanted, out)]
     if problems:
         raise ConfigError(problems)
     out.mkdir(parents=True, exist_ok=True)
@@ -110,6 +109,26 @@ def _require_estimators(config: PPOConfig, wanted: WantedCourt) -> tuple[str, ..
     return tuple(needs)
 
 
+def _court_problems(config: PPOConfig, wanted: WantedCourt, out: Path) -> Iterator[str]:
+    """Yields that the court would have too few tasks, or that its folder is another's."""
+    tasks = _batches_of(config, wanted) * config.prompts_per_step
+    if tasks < LEAST_GROUPS:
+        n = config.actor_rollout_ref.rollout.n
+        yield (
+            f"--episodes {wanted.episodes}, {n} of each task (rollout.n), are of {tasks} tasks, "
+            f"and the intervals need {LEAST_GROUPS}: give --episodes {LEAST_GROUPS * n} or more"
+        )
+    if (out / "metrics.jsonl").exists() or any(out.glob("global_step_*")):
+        yield f"--out {out} is the folder of a training run: name another, {out / 'credit'} say"
+    if is_held(out):
+        yield f"{out} is held by a court at work: wait for its end, or name another with --out"
+
+
+def _batches_of(config: PPOConfig, wanted: WantedCourt) -> int:
+    """Counts the batches that have the episodes that are wanted, at least."""
+    return -(-wanted.episodes // (config.prompts_per_step * config.actor_rollout_ref.rollout.n))
+
+
 def _find_weights(
     config: PPOConfig, wanted: WantedCourt, needs: Sequence[str]
 ) -> tuple[PPOConfig, Path | None]:
@@ -149,9 +168,9 @@ def _play(
     config: PPOConfig, wanted: WantedCourt, out: Path, signals: EndingSignals
 ) -> list[JudgedBatch]:
     """Plays and judges batches until there are enough episodes; tells what they cost."""
-    batches = _read_judged(config, wanted, out)
+    batches = read_judged(config, wanted, out)
+    count = _batches_of(config, wanted)
     size = config.prompts_per_step * config.actor_rollout_ref.rollout.n
-    count = -(-wanted.episodes // size)
     _tell_cost_before(config, wanted, count * size)
     if len(batches) >= count:
         return batches[:count]
@@ -168,7 +187,7 @@ def _play(
                     continue
                 batch = _play_batch(trainer, rows, first_step + number, wanted, out)
                 batches.append(batch)
-                _append(batch, out)
+                append(batch, out)
                 _tell_cost_so_far(batches, count)
         finally:
             signals.close()
@@ -193,39 +212,6 @@ def _write_records(batch: DataProto, out: Path) -> None:
     from features.records.feature import write_episodes
 
     write_episodes(out / "episodes", batch)
-
-
-def _append(batch: JudgedBatch, out: Path) -> None:
-    """Adds a batch to OUT/judged.jsonl, whole or not at all."""
-    path = out / JUDGED_FILE
-    before = path.read_text() if path.exists() else ""
-    write_atomically(path, before + json.dumps(asdict(batch)) + "\n")
-
-
-def _read_judged(config: PPOConfig, wanted: WantedCourt, out: Path) -> list[JudgedBatch]:
-    """Reads what an earlier call of this court has judged, if it asked the same."""
-    asked = out / "asked.json"
-    question = json.dumps(_question(config, wanted), default=str, sort_keys=True, indent=1)
-    if not asked.exists() or asked.read_text() != question:
-        (out / JUDGED_FILE).unlink(missing_ok=True)
-        write_atomically(asked, question)
-        return []
-    path = out / JUDGED_FILE
-    if not path.exists():
-        return []
-    batches = [JudgedBatch(**json.loads(line)) for line in path.read_text().splitlines()]
-    logger.info("%s: %d batches were judged before; the court goes on", path, len(batches))
-    return batches
-
-
-def _question(config: PPOConfig, wanted: WantedCourt) -> dict[str, Any]:
-    """Returns all that the judged numbers follow from, but for how many episodes there are."""
-    return {
-        "model": wanted.model,
-        "samples": wanted.samples,
-        "estimators": wanted.estimators,
-        "config": asdict(config),
-    }
 
 
 # Telling
@@ -279,20 +265,43 @@ def _tell(config: PPOConfig, wanted: WantedCourt, batches: Sequence[JudgedBatch]
             file=sys.stderr,
         )
         return 1
+    dropped = sum(batch.dropped for batch in batches)
+    if dropped:
+        played = sum(batch.continuations for batch in batches)
+        print(f"left out: {dropped} of {played} continuations, by the failure policy", flush=True)
+    failed = _told_failures(batches)
+    names = [name for name in wanted.estimators if name not in failed]
+    if not names:
+        print("no estimator can be judged: mend one of them", file=sys.stderr)
+        return 1
     turns = JudgedTurns.of(
         [BranchedEpisode(**entry) for entry in entries], config.algorithm.turn_gamma
     )
     credits = {
         name: np.concatenate([np.array(batch.credit[name], np.float64) for batch in batches])
-        for name in wanted.estimators
+        for name in names
     }
     court = Court.of(turns, credits)
     truth = truth_of(config)
     print(f"\n{court.table()}\n\n{court.sentence()}\n{truth}")
-    write_atomically(out / RESULT, json.dumps(_result(court, batches, left_out, truth), indent=1))
+    write_atomically(
+        out / RESULT, json.dumps(_result(court, batches, left_out, failed, truth), indent=1)
+    )
     write_page(out / PAGE, court, batches, truth)
     print(f"  {out / PAGE}\n  {out / RESULT}", flush=True)
     return 0
+
+
+def _told_failures(batches: Sequence[JudgedBatch]) -> dict[str, str]:
+    """Prints which estimators failed in any batch; returns the first reason of each."""
+    failed: dict[str, str] = {}
+    for batch in batches:
+        failed |= {name: why for name, why in batch.failed.items() if name not in failed}
+    for name, why in failed.items():
+        times = sum(name in batch.failed for batch in batches)
+        reason = why.partition("\n")[0]
+        print(f"not judged: {name}: it failed in {times} of {len(batches)} batches: {reason}")
+    return failed
 
 
 def truth_of(config: PPOConfig) -> str:
@@ -309,7 +318,11 @@ def truth_of(config: PPOConfig) -> str:
 
 
 def _result(
-    court: Court, batches: Sequence[JudgedBatch], left_out: Mapping[str, int], truth: str
+    court: Court,
+    batches: Sequence[JudgedBatch],
+    left_out: Mapping[str, int],
+    failed: Mapping[str, str],
+    truth: str,
 ) -> dict[str, Any]:
     """Returns what credit.json holds."""
     return {
@@ -319,6 +332,9 @@ def _result(
         "episodes": len(court.turns.episode_names),
         "tasks": len(court.turns.group_names),
         "left_out": dict(left_out),
+        "failed": dict(failed),
+        "continuations": sum(batch.continuations for batch in batches),
+        "continuations_left_out": sum(batch.dropped for batch in batches),
         "sampled_tokens": sum(batch.own_tokens + batch.branch_tokens for batch in batches),
         "tokens_of_continuations": sum(batch.branch_tokens for batch in batches),
         "prefilled_tokens": sum(batch.prefilled_tokens for batch in batches),

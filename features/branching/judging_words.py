@@ -82,12 +82,12 @@ def read_words(argv: Sequence[str]) -> WantedCourt:
     command_line = read_command_line(words)
     if command_line.file is None and not command_line.file_problems:
         found = _config_of_the_run(options.judge_credit)
-    names = tuple(name.strip() for name in options.estimators.split(",") if name.strip())
+    names = dict.fromkeys(name.strip() for name in options.estimators.split(",") if name.strip())
     return WantedCourt(
         model=options.judge_credit,
         episodes=options.episodes,
         samples=options.samples,
-        estimators=names,
+        estimators=tuple(names),
         out=options.out,
         words=(*found, *words),
         is_found=bool(found),
@@ -123,23 +123,26 @@ def name_that_needs(needs: Sequence[str]) -> str:
 
 
 def judging_config(
-    config: PPOConfig, wanted: WantedCourt, out: Path, checkpoint: Path | None, estimator: str
+    config: PPOConfig,
+    wanted: WantedCourt,
+    out: Path,
+    checkpoint: Path | None,
+    needs: Sequence[str],
 ) -> PPOConfig:
     """Returns the configuration that plays and continues episodes with frozen weights.
 
     Args:
         checkpoint: whose weights they are; None: those of the config's model.
-        estimator: what stands for those that are judged.
+        needs: all that the judged estimators read.
     """
     branching = config.section(BranchingSettings)
-    needs_own = any("branch_returns" in ESTIMATOR_NEEDS.get(name, ()) for name in wanted.estimators)
-    own = branching.samples if needs_own else 0
+    own = branching.samples if "branch_returns" in needs else 0
     values: dict[str, Any] = {
         "branching.at": ("every",),
         "branching.samples": wanted.samples + own,
         "branching.random_numbers": "fresh",
         "branching.first_turn": True,
-        "algorithm.adv_estimator": estimator,
+        "algorithm.adv_estimator": name_that_needs(needs),
         "algorithm.filter_groups.enable": False,
         "trainer.default_local_dir": str(out),
         "trainer.resume_mode": "disable" if checkpoint is None else "resume_path",

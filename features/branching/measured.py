@@ -14,8 +14,8 @@ from typing import Any
 from features.branching.states import REFUSAL
 from training.config import AgentConfig
 from workers.rollout.begin import DIFFERS, SAME
-from workers.rollout.episode import FAILURES, Episode
-from workers.rollout.episode_facts import discarded_tokens, own_turns
+from workers.rollout.episode import FAILURES, Episode, Turn
+from workers.rollout.episode_facts import own_turns
 from workers.rollout.failure_policy import is_masked
 
 
@@ -76,7 +76,7 @@ def measure(episode: Episode, agent: AgentConfig, turn_gamma: float) -> Measured
         turn = branch.begin.turn
         measured.endings[branch.ending] += 1
         measured.sampled_tokens += sampled_tokens(branch)
-        measured.prefilled_tokens += prefilled_tokens(branch)
+        measured.prefilled_tokens += prefilled_tokens(branch, episode)
         if branch.ending == DIFFERS:
             measured.left_out.append(branch.error)
         elif branch.ending in FAILURES and is_masked(branch.ending, agent):
@@ -107,15 +107,28 @@ def discounted(rewards: list[float], turn_gamma: float) -> float:
 
 def sampled_tokens(branch: Episode) -> int:
     """Counts the tokens that a branch sampled, in attempts that failed, too."""
-    own = sum(turn.tokens for turn in own_turns(branch, branch.turns))
-    return own + discarded_tokens(branch)
+    return sum(turn.tokens for turns in _sampled_turns(branch) for turn in turns)
 
 
-def prefilled_tokens(branch: Episode) -> int:
-    """Counts the tokens of the prompt that a branch began to sample behind; 0: it never did."""
+def prefilled_tokens(branch: Episode, episode: Episode) -> int:
+    """Counts the tokens of the prompts that a branch began to sample behind, in each attempt."""
     assert branch.begin is not None
-    for row in branch.rows:
+    attempts = sum(1 for turns in _sampled_turns(branch) if turns)
+    turn = branch.begin.turn
+    # The policy on failures takes a branch's own rows away.
+    return attempts * (_prompt_of(branch, turn) or _prompt_of(episode, turn))
+
+
+def _sampled_turns(branch: Episode) -> list[Sequence[Turn]]:
+    """Lists the turns that a branch sampled, of each attempt."""
+    attempts = [branch.turns, *(attempt.turns for attempt in branch.failed_attempts)]
+    return [own_turns(branch, turns) for turns in attempts]
+
+
+def _prompt_of(episode: Episode, turn: int) -> int:
+    """Counts the tokens before a turn, in its row; 0: there is no such turn."""
+    for row in episode.rows:
         for span in row.spans:
-            if span.turn == branch.begin.turn:
+            if span.turn == turn:
                 return len(row.prompt_ids) + span.start
     return 0

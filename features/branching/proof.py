@@ -6,8 +6,10 @@
                                                            a1 r1' a2 r2'
 
 Observations, rewards and the end must all be equal: equal observations alone do not prove equal
-states, as what was paid at the end may depend on what nobody saw. Invariant: the calls, with their
-deadlines, are those of play; each state goes into an agent other than the one that it was taken of.
+states, as what was paid at the end may depend on what nobody saw. Before each answer that is given
+again, a third agent plays a turn of another episode: what agents share, as a global or a file, then
+holds that episode's state. Invariant: the calls, with their deadlines, are those of play; each
+state goes into an agent other than the one that it was taken of.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from custom.env import Task
+from data.seeds import seed_beside
 from features.branching.settings import BranchingSettings
 from features.branching.states import KINDS, MEGABYTE, REFUSAL
 from training.config import PPOConfig
@@ -101,6 +104,8 @@ class _Trial:
         self.settings = settings
         self.max_turn = max_turn
         self.last_key = 0
+        # Of episodes between others, whose answers and ends nobody compares.
+        self.last_stranger = 0
 
     def require(self, way: str, seed: int, task: Task | None) -> None:
         """Requires that a way holds in the episode of a seed.
@@ -160,6 +165,7 @@ class _Trial:
             self.pool.restore(again.key, 0, f"{STATES}:put", way, state, None)
             self._reply("restore")
         for number, action in enumerate(original.actions[turn:], start=turn):
+            self._play_stranger(seed, task)
             self.pool.step(again.key, action)
             again.replies.append(self._reply("step"))
             what = f"the answer to turn {number}"
@@ -167,6 +173,21 @@ class _Trial:
                 what += f", from the state before turn {turn} on,"
             self._require_equal_replies(what, again.replies[-1], original.replies[number + 1])
         return again
+
+    def _play_stranger(self, seed: int, task: Task | None) -> None:
+        """Plays a turn of another episode, as the batch's other episodes would meanwhile."""
+        stranger = TriedEpisode(self._new_key())
+        self.last_stranger += 1
+        own = seed_beside(seed, f"stranger {self.last_stranger}")
+        self.pool.reset(stranger.key, 0, own, task)
+        reply = self._reply("reset")
+        if not reply.done:
+            said = " ".join(message["content"] for message in reply.messages)
+            action = self._visit(stranger.key, "random_action", own, 0, said)
+            self.pool.step(stranger.key, action)
+            reply = self._reply("step")
+        stranger.replies.append(reply)
+        self._end(stranger)
 
     def _end(self, played: TriedEpisode) -> float | None:
         """Ends an episode; returns the reward that replaces its turns', if there is one."""

@@ -6,6 +6,9 @@ from typing import Final, Literal
 from training.config.section import NonNegativeInt, PositiveInt, Section
 
 NEVER: Final = "never"
+# A sentence names at most so many turns.
+MOST_SHOWN = 20
+MOST_TURNS = 1000
 Place = Literal["never", "every", "random", "last", "entropy"]
 State = Literal["proved", "snapshot", "copy", "replay"]
 
@@ -49,13 +52,21 @@ class BranchingSettings(Section):
     @property
     def places(self) -> str:
         """Returns `at` as sentences name it."""
-        return ",".join(str(place) for place in self.at)
+        words = [str(place) for place in self.at]
+        if len(words) > MOST_SHOWN:
+            words = [*words[:MOST_SHOWN], "…"]
+        return ",".join(words)
 
     def problems(self) -> Iterator[str]:
-        """Yields that `at` is neither one word nor a list of numbers."""
+        """Yields that `at` is neither one word nor a list of numbers, or a list without end."""
+        if len(self.at) > MOST_TURNS:
+            yield (
+                f"branching.at=[{self.places}] names {len(self.at):,} turns; allowed: "
+                f"{MOST_TURNS}; every takes all that are played"
+            )
         if len(self.at) == 1 or (self.at and len(self.numbered) == len(self.at)):
             return
         yield (
-            f"branching.at={list(self.at)} must be one word, such as every, or a list of turns, "
+            f"branching.at=[{self.places}] must be one word, such as every, or a list of turns, "
             "as [0, 4], the first being 0"
         )

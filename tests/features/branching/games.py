@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import tempfile
 import threading
 import time
 from typing import Any
 
 from examples.quickstart_game import TerseGuessNumber
 
+MEGABYTE = 1 << 20
 # The most states that a trial of two episodes restores.
 TRIED = 6
 
@@ -109,3 +112,133 @@ class LateFaults(Held):
     def reset(self, seed: int | None = None) -> str:
         self.hangs = False
         return super().reset(seed)
+
+
+class Global(Held):
+    """Keeps its number where all games of a process find it."""
+
+    number = 0
+
+    def reset(self, seed: int | None = None) -> str:
+        said = super().reset(seed)
+        Global.number = self.__dict__.pop("number")
+        return said
+
+    def restore(self, state: bytes) -> None:
+        super().restore(state)
+        Global.number = self.__dict__.pop("number")
+
+
+class Filed(Plain):
+    """Keeps the turns that are left in a file, of which a copy has the name."""
+
+    def reset(self, seed: int | None = None) -> str:
+        said = super().reset(seed)
+        handle, self.path = tempfile.mkstemp()
+        os.write(handle, str(self.turns_left).encode())
+        os.close(handle)
+        return said
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        with open(self.path) as file:
+            self.turns_left = int(file.read())
+        said, reward, done, info = super().step(action)
+        with open(self.path, "w") as file:
+            file.write(str(self.turns_left))
+        return f"{said} {self.turns_left}", reward, done, info
+
+
+class Drawn(Held):
+    """Draws another number at each reset, whatever the seed."""
+
+    def reset(self, seed: int | None = None) -> str:
+        return super().reset(random.SystemRandom().randrange(1 << 30))
+
+
+class Empty(Held):
+    """Returns no snapshot."""
+
+    def snapshot(self) -> Any:
+        return None
+
+
+class LateHeavy(Held):
+    """Has states of 100 megabytes, from the third turn of play on, once the trial is over."""
+
+    def snapshot(self) -> bytes:
+        taken = int(os.environ["TAKEN"]) + 1
+        os.environ["TAKEN"] = str(taken)
+        heavy = taken > 2 * TRIED and self.turns_left < 4
+        return super().snapshot() + b" " * (100 * MEGABYTE * heavy)
+
+
+class OnceOnly(Held):
+    """Raises in whatever goes on from a restored state."""
+
+    restored = False
+
+    def reset(self, seed: int | None = None) -> str:
+        self.restored = False
+        return super().reset(seed)
+
+    def restore(self, state: bytes) -> None:
+        super().restore(state)
+        restores = int(os.environ["RESTORES"]) + 1
+        os.environ["RESTORES"] = str(restores)
+        self.restored = restores > TRIED
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        if self.restored:
+            raise RuntimeError("it goes on only once")
+        return super().step(action)
+
+
+class Endless(Held):
+    """Goes on for ever once it was restored, and says a word a turn."""
+
+    def restore(self, state: bytes) -> None:
+        super().restore(state)
+        restores = int(os.environ["RESTORES"]) + 1
+        os.environ["RESTORES"] = str(restores)
+        self.endless = restores > TRIED
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        if getattr(self, "endless", False):
+            return "lower", 0.0, False, {"won": False}
+        return super().step(action)
+
+
+class Even(Held):
+    """Pays every game the same."""
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        said, _, done, info = super().step(action)
+        return said, float(done), done, info
+
+
+class Short(Held):
+    """Ends with its first turn."""
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        said, reward, _, info = super().step(action)
+        return said, reward + 0.1 * self.luck, True, info
+
+
+class Wordy(Held):
+    """Says at every turn, of which there are three, as many words as its seed draws."""
+
+    WORDS = 1200
+
+    def reset(self, seed: int | None = None) -> str:
+        super().reset(seed)
+        self.turns_left = 3
+        return self._said()
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self.turns_left -= 1
+        won = action.strip() == str(self.number)
+        return self._said(), float(won), self.turns_left == 0, {"won": won}
+
+    def _said(self) -> str:
+        draw = random.Random(f"{self.number} {self.luck} {self.turns_left}")
+        return " ".join(str(draw.randint(1, 10)) for _ in range(self.WORDS))

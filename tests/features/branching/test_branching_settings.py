@@ -88,3 +88,17 @@ def test_settings_are_read_under_agent_branch_too() -> None:
 def test_a_wrong_key_under_agent_branch_is_told() -> None:
     with pytest.raises(ConfigError, match=r"branching\.sample.*branching\.samples"):
         config_of("agent.branch.sample=3")
+
+
+def test_turns_that_no_episode_has_are_refused() -> None:
+    (problem,) = config_problems(config_of(VINE[0], "branching.at=[4,9]"))
+    assert problem == (
+        "branching.at=4,9: turns count from 0, and agent.max_turn=4 allows none above 3: name "
+        "turns that are played"
+    )
+    assert list(config_problems(config_of(VINE[0], "branching.at=[3,9]"))) == []
+
+
+def test_a_list_of_thousands_of_turns_is_refused_in_a_short_sentence() -> None:
+    (problem,) = BranchingSettings(at=tuple(range(100_000))).problems()
+    assert "names 100,000 turns; allowed: 1000" in problem and len(problem) < 200

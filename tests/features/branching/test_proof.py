@@ -63,6 +63,7 @@ def test_no_state_of_an_environment_that_reads_the_clock_is_had_again(config: PP
     [
         (games.Heavy, "branching.max_state_mb allows 1"),
         (games.Text, "returned a str; allowed: bytes"),
+        (games.Empty, "returned a NoneType; allowed: bytes"),
         (games.BadRestore, "restore failed (env_crash)"),
     ],
 )
@@ -91,3 +92,16 @@ def test_states_go_from_one_process_to_another(config: PPOConfig, tmp_path: Path
     in_processes = load_config(words, check=False).config
     assert proved(in_processes, games.Held) == ("snapshot", {})
     assert proved(in_processes, games.Plain).way == "copy"
+
+
+def test_states_that_games_share_are_found(config: PPOConfig) -> None:
+    found = proved(config, games.Global)
+    assert found.way == "" and "text" in found.reasons["snapshot"] + found.reasons["copy"]
+    way, reasons = proved(config, games.Filed)
+    assert way == "replay" and "its text was" in reasons["copy"]
+
+
+def test_a_reset_that_draws_for_itself_needs_a_snapshot(config: PPOConfig) -> None:
+    assert proved(config, games.Drawn).way == "snapshot"
+    found = proved(config, games.Drawn, state="replay")
+    assert found.way == "" and "when it was played again" in found.reasons["replay"]

@@ -8,13 +8,14 @@ import pytest
 
 from custom.agent import Agent
 from custom.env import Trajectory
+from features.branching.counts import step_problems
 from features.branching.measured import discounted, measure
 from features.branching.states import MEGABYTE, put, random_action, take
 from tests.features.branching import games
 from training.config import AgentConfig
 from workers.rollout.begin import DIFFERS, SAME, Begin
 from workers.rollout.branches import branch_of
-from workers.rollout.episode import Episode, Row, Span, Turn
+from workers.rollout.episode import Episode, FailedAttempt, Row, Span, Turn
 
 
 def total(trajectory: Trajectory, environment: Any) -> float:
@@ -130,3 +131,37 @@ def test_what_counts_is_what_the_failure_policy_trains_on(
     assert measured.returns == [[], [0.0] if counts else []]
     assert len(measured.left_out) == (0 if counts else 1)
     assert measured.endings == {ending: 1}
+
+
+def test_a_branch_that_failed_has_prefilled_what_its_attempts_began_with() -> None:
+    episode = an_episode(1.0, 2.0)
+    failed = an_episode(0.0, 0.0, ending="env_crash", begin=begin(1))
+    failed.rows = []
+    failed.failed_attempts = [FailedAttempt(failed.turns, "env_crash", "")]
+    early = an_episode(0.0, ending="env_crash", begin=begin(1))
+    early.rows = []
+    episode.branches = [failed, early]
+    measured = measure(episode, AgentConfig(on_failure="refill"), 1.0)
+    assert measured.prefilled_tokens == 2 * 3 and measured.sampled_tokens == 2
+    assert len(measured.left_out) == 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "subjects"),
+    [
+        ({"continuations": 8.0}, []),
+        ({"continuations": 8.0, "left_out": 1.0}, ["left out"]),
+        ({"continuations": 20.0, "left_out": 2.0}, []),
+        ({}, ["none"]),
+        ({"refused_states": 2.0}, ["refused"]),
+    ],
+)
+def test_continuations_that_do_not_count_are_warned_of(
+    counts: dict[str, float], subjects: list[str]
+) -> None:
+    names = ("continuations", "left_out", "refused_states")
+    metrics = {f"branching/{name}": counts.get(name, 0.0) for name in names}
+    facts = [{"branches": {"reasons": ["no way back"]}}, {}]
+    told = list(step_problems(metrics, facts))
+    assert [subject for subject, _ in told] == subjects
+    assert all("no way back" in text for subject, text in told if subject != "none")
