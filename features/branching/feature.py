@@ -10,6 +10,8 @@ FEATURE = Feature(
     checks="features.branching.checks:config_problems",
     branches="features.branching.sampling:open_branches",
     keeper="features.branching.counts:open_keeper",
+    record_entries="features.branching.recorded:open_entries",
+    turn_notes="features.branching.notes:open_notes",
     observer="features.branching.counts:open_observer",
     # Before the records, which keep a step's metrics.
     observer_order=18,

@@ -8,6 +8,7 @@ continuation is left out without being counted.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,14 +78,32 @@ def measure(episode: Episode, agent: AgentConfig, turn_gamma: float) -> Measured
         measured.endings[branch.ending] += 1
         measured.sampled_tokens += sampled_tokens(branch)
         measured.prefilled_tokens += prefilled_tokens(branch, episode)
-        if branch.ending == DIFFERS:
-            measured.left_out.append(branch.error)
-        elif branch.ending in FAILURES and is_masked(branch.ending, agent):
-            measured.left_out.append(branch.error or branch.ending)
+        reason = why_left_out(branch, agent)
+        if reason:
+            measured.left_out.append(reason)
         else:
-            rewards = own if branch.ending == SAME else turn_rewards(branch)
-            measured.returns[turn].append(discounted(rewards[turn:], turn_gamma))
+            measured.returns[turn].append(return_of(branch, own, turn_gamma))
     return measured
+
+
+def why_left_out(branch: Episode, agent: AgentConfig) -> str:
+    """Says why a branch does not count; "": it does."""
+    if branch.ending == DIFFERS:
+        return branch.error or DIFFERS
+    if branch.ending in FAILURES and is_masked(branch.ending, agent):
+        return branch.error or branch.ending
+    return ""
+
+
+def return_of(branch: Episode, own: list[float], turn_gamma: float) -> float:
+    """Returns what a branch earned from its first turn on.
+
+    Args:
+        own: the rewards of the turns of the episode whose branch it is.
+    """
+    assert branch.begin is not None
+    rewards = own if branch.ending == SAME else turn_rewards(branch)
+    return discounted(rewards[branch.begin.turn :], turn_gamma)
 
 
 def turn_rewards(episode: Episode) -> list[float]:
