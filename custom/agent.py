@@ -18,6 +18,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+from custom.coroutines import finished
 from custom.env import (
     BadEnvironment,
     BadRewardFunction,
@@ -217,11 +218,11 @@ class CheckedAgent(Agent):
         self.trajectory = Trajectory(seed=seed)
         where = located(self.inner.reset, f"{type(self.inner).__name__}.reset")
         if takes_keyword(self.inner.reset, "task"):
-            answer = self.inner.reset(seed, task=task)
+            answer = finished(self.inner.reset(seed, task=task))
         elif task:
             raise BadEnvironment(f"{where} takes no task=, which the dataset's rows are")
         else:
-            answer = self.inner.reset(seed)
+            answer = finished(self.inner.reset(seed))
         observation = check_observation(answer, where, self.max_observation_chars)
         messages = as_user_messages(observation)
         if not messages:
@@ -415,7 +416,7 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
     if _takes_environment(reward_fn):
         arguments.append(environment)
     try:
-        return check_reward(reward_fn(*arguments), where)
+        return check_reward(finished(reward_fn(*arguments)), where)
     except (Abandoned, KeyboardInterrupt, ModelError):
         raise
     except BadEnvironment as error:

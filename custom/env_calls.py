@@ -1,9 +1,9 @@
 """Calls of environments, and the checks of what they return.
 
 Users write environments (custom/env.py); everybody else calls them through `reset_environment` and
-`step_environment`. Invariant: what these return is well formed, that is text that can be encoded,
-of bounded length, with a reward that float32 holds. Anything else raises `BadEnvironment`, which
-says what came, from which file and line, and what is allowed.
+`step_environment`, whose methods may be `async def`. Invariant: what these return is well formed,
+that is text that can be encoded, of bounded length, with a reward that float32 holds. Anything else
+raises `BadEnvironment`, which says what came, from which file and line, and what is allowed.
 """
 
 import inspect
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from custom.coroutines import finished
 from custom.env import (
     ROLES,
     BadEnvironment,
@@ -81,11 +82,10 @@ def reset_environment(
     with suppress(AttributeError):
         env._done = False
     if seed is None or "seed" in arguments:
-        answer = env.reset(**arguments)
+        answer = finished(env.reset(**arguments))
     else:
         with OwnGenerators(seed).installed():
-            answer = env.reset(**arguments)
-    _refuse_coroutine(answer, located(env.reset, where))
+            answer = finished(env.reset(**arguments))
     if _is_observation_and_info(answer):
         answer = answer[0]
     if isinstance(answer, list) and not answer:
@@ -119,16 +119,7 @@ def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHA
         BadEnvironment: it returns anything else.
     """
     where = located(env.step, f"{type(env).__name__}.step")
-    answer = env.step(action)
-    _refuse_coroutine(answer, where)
-    return check_step(answer, where, max_chars)
-
-
-def _refuse_coroutine(answer: Any, where: str) -> None:
-    """Raises BadEnvironment where a method is an `async def`, whose call has not run yet."""
-    if inspect.iscoroutine(answer):
-        answer.close()
-        raise BadEnvironment(f"{where} is an `async def`; write `def`: each call has a thread")
+    return check_step(finished(env.step(action)), where, max_chars)
 
 
 def call_method(thing: Any, method: str, *arguments: Any) -> Any:
@@ -136,7 +127,7 @@ def call_method(thing: Any, method: str, *arguments: Any) -> Any:
     function = getattr(thing, method, None)
     if not callable(function):
         return None
-    return function(*arguments)
+    return finished(function(*arguments))
 
 
 def takes_keyword(function: Callable[..., Any], name: str) -> bool:

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn, TypeAlias
 
 from custom.asking import AskingLine, PolicyAnswer, Question, held, next_episode, trial_answers
+from custom.coroutines import close_loop
 from custom.env import BadRewardFunction, NewHistory, Task
 from custom.env_calls import Abandoned, describe
 from custom.model_usage import USAGE
@@ -243,8 +244,11 @@ class EnvServer:
         """Closes the agent, if there is one."""
         agent = self.agent
         self.agent = None
-        if agent is not None:
-            agent.close()
+        try:
+            if agent is not None:
+                agent.close()
+        finally:
+            close_loop()
         return StepReply(done=True)
 
     def _end_stray(self, kind: Call) -> NoReturn:
