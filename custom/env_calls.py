@@ -66,7 +66,14 @@ class Abandoned(BaseException):
 def reset_environment(
     env: Any, seed: int | None, max_chars: int = MAX_OBSERVATION_CHARS, task: Task | None = None
 ) -> Observation:
-    """Starts an episode and returns its first observation, checked and cut to `max_chars`.
+    """Starts an episode and returns its first observation; see `begin_environment`."""
+    return begin_environment(env, seed, max_chars, task)[0]
+
+
+def begin_environment(
+    env: Any, seed: int | None, max_chars: int = MAX_OBSERVATION_CHARS, task: Task | None = None
+) -> tuple[Observation, Mapping[str, Any]]:
+    """Starts an episode; returns its first observation, cut to `max_chars`, and its info.
 
     The seed goes to `reset(seed=…)` where its signature takes one. Else Python's and numpy's global
     generators are seeded for this call and put back after it: all threads share those, so that
@@ -86,11 +93,10 @@ def reset_environment(
     else:
         with OwnGenerators(seed).installed():
             answer = finished(env.reset(**arguments))
-    if _is_observation_and_info(answer):
-        answer = answer[0]
+    answer, info = split_info(answer)
     if isinstance(answer, list) and not answer:
         raise BadEnvironment(f"{where} returned no message; allowed: a string, or messages")
-    return check_observation(answer, located(env.reset, where), max_chars)
+    return check_observation(answer, located(env.reset, where), max_chars), info
 
 
 def _reset_arguments(env: Any, where: str, seed: int | None, task: Task) -> dict[str, Any]:
@@ -107,9 +113,11 @@ def _reset_arguments(env: Any, where: str, seed: int | None, task: Task) -> dict
     return arguments
 
 
-def _is_observation_and_info(answer: Any) -> bool:
-    """Checks whether `reset` returned gymnasium's (observation, info)."""
-    return isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
+def split_info(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Splits what a `reset` returned into observation and info, where it is gymnasium's pair."""
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+        return answer
+    return answer, {}
 
 
 def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHARS) -> StepResult:

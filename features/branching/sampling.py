@@ -245,7 +245,8 @@ def completions_of(episode: Episode) -> list[Completion]:
 def replies_of(episode: Episode) -> list[StepReply]:
     """Returns what the environment said: to the reset, and to each turn that it was asked for."""
     anchor = episode.turns[0].anchor if episode.turns else None
-    replies = [StepReply(messages=episode.initial_messages, anchor=anchor)]
+    first = StepReply(messages=episode.initial_messages, texts=episode.reset_texts, anchor=anchor)
+    replies = [first]
     for turn in episode.turns:
         if turn.reply is not None:
             replies.append(turn.reply)

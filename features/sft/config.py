@@ -79,6 +79,8 @@ def _settings(config: PPOConfig, files: tuple[str, ...]) -> dict[str, Any]:
         "sft.files": files,
         "sft.loss_coef": 0.0,
         "data.train_batch_size": own.batch_size,
+        # The longest row, which budgets of tokens must hold, is that of the data.
+        "data.max_response_length": max(max_length_of(config) - config.data.max_prompt_length, 1),
         "agent.agent_length": None,
         "agent.observation_loss_coef": 0.0,
         "records.keep_gib": 0.0,
@@ -96,5 +98,4 @@ def _settings(config: PPOConfig, files: tuple[str, ...]) -> dict[str, Any]:
         "trainer.val_only": False,
         "trainer.rollout_data_dir": None,
         "trainer.validation_data_dir": None,
-        "supervisor.max_restarts": 0,
     }

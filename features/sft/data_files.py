@@ -153,7 +153,7 @@ class RowReader:
         settings = self.settings
         conversation = source.get(settings.messages_key)
         if conversation is not None:
-            return text_messages(_plain(conversation))
+            return _messages(conversation)
         prompt = source.get(settings.prompt_key)
         answer = source.get(settings.answer_key)
         if prompt is None or answer is None:
@@ -167,13 +167,13 @@ class RowReader:
             raise BadConversation(
                 f"has the {settings.answer_key} {answer!r:.60}; an answer is a text"
             )
-        asked = prompt if isinstance(prompt, str) else _plain(prompt)
-        return [*text_messages(asked), {"role": ASSISTANT, "content": answer}]
+        asked = text_messages(prompt) if isinstance(prompt, str) else _messages(prompt)
+        return [*asked, *text_messages([{"role": ASSISTANT, "content": answer}])]
 
     def _tools_of(self, source: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         tools = source.get(self.settings.tools_key)
-        if isinstance(tools, str):
-            tools = json.loads(tools) if tools.strip() else None
+        if isinstance(tools, str) and tools.strip():
+            tools = read_json(tools, self.settings.tools_key)
         if not tools:
             return None
         plain = without_added_nulls(tools)
@@ -186,7 +186,8 @@ class RowReader:
 
     def _given(self, source: Mapping[str, Any]) -> list[TrainedRow]:
         """Returns a row of token ids as it stands, once it is known to be of this tokenizer."""
-        ids, mask = list(source[IDS]), list(source.get(MASK) or ())
+        ids = _whole_numbers(source[IDS], IDS)
+        mask = _whole_numbers(source.get(MASK), MASK)
         if len(ids) != len(mask) or not set(mask) <= {0, 1}:
             raise BadConversation(
                 f"has {len(ids)} {IDS} and {len(mask)} {MASK}: both have an entry for each token, "
@@ -242,21 +243,79 @@ class RowReader:
         return fitting
 
 
-def _plain(messages: Any) -> Any:
-    """Returns messages without Arrow's nulls; JSON text of them is read.
+def _messages(value: Any) -> list[Message]:
+    """Returns a conversation's messages of text, without Arrow's nulls; JSON text is read.
 
     Raises:
-        BadConversation: they are no list of objects.
+        BadConversation, ValueError: it is no list of messages.
     """
-    if isinstance(messages, str):
-        messages = json.loads(messages)
-    plain = without_added_nulls(messages)
+    if isinstance(value, str):
+        value = read_json(value, "conversation")
+    plain = without_added_nulls(value)
     if not isinstance(plain, list) or not all(isinstance(message, Mapping) for message in plain):
         raise BadConversation(
-            f"has the conversation {messages!r:.60}; a conversation is a list of messages, each "
+            f"has the conversation {value!r:.60}; a conversation is a list of messages, each "
             "with role and content"
         )
-    return plain
+    return [_with_read_calls(message) for message in text_messages(plain)]
+
+
+def _with_read_calls(message: Message) -> Message:
+    """Returns a message whose calls are objects, where they were JSON text.
+
+    Raises:
+        BadConversation: a call is none.
+    """
+    calls = message.get("tool_calls")
+    if isinstance(calls, str):
+        calls = read_json(calls, "tool_calls") if calls.strip() else None
+    if not calls:
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    if not isinstance(calls, list):
+        calls = [calls]
+    read = [read_json(call, "call") if isinstance(call, str) else call for call in calls]
+    for call in read:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise BadConversation(
+                f"has the call {call!r:.60}; a call is {{'function': {{'name': …, "
+                "'arguments': {…}}}, or its JSON text"
+            )
+    return {**message, "tool_calls": read}
+
+
+def read_json(text: str, what: str) -> Any:
+    """Reads JSON text of a row.
+
+    Raises:
+        BadConversation: it is none.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadConversation(
+            f"has the {what} {text!r:.60}, a text that is no JSON ({error}); write it as JSON, or "
+            "as the list that it is"
+        ) from error
+
+
+def _whole_numbers(values: Any, name: str) -> list[int]:
+    """Returns a column's entries as whole numbers; none where the column is not there.
+
+    Raises:
+        BadConversation: it is no list of such.
+    """
+    if values is None:
+        return []
+    wrong = values
+    if isinstance(values, list):
+        bad = [entry for entry in values if not isinstance(entry, int | float) or entry % 1]
+        if not bad:
+            return [int(entry) for entry in values]
+        wrong = bad[0]
+    raise BadConversation(
+        f"has {wrong!r:.60} in {name}; it is a list of whole numbers, one a token"
+    )
 
 
 def _told(faults: Sequence[str], named: str) -> str:

@@ -37,7 +37,7 @@ def with_text(messages: list[Message], text: str) -> list[Message]:
 
 
 def hint(row: TeacherRow) -> list[Message] | None:
-    """Tells the hint that a step's `info["hint"]` had, or the dataset's column `hint`."""
+    """Tells the hint that `info["hint"]` had, or the dataset's column `hint`."""
     text = row.texts.get("hint") or row.columns.get("hint") or _task(row).get("hint")
     return with_text(row.messages, str(text)) if text else None
 

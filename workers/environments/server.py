@@ -206,7 +206,9 @@ class EnvServer:
     def reset(self, seed: int, task: Task | None = None) -> StepReply:
         """Starts an episode; replies with its first messages."""
         messages = self.agent.reset(seed, task)
-        return StepReply(messages=messages, anchor=self._anchor())
+        return StepReply(
+            messages=messages, texts=texts(self.agent.reset_info), anchor=self._anchor()
+        )
 
     def step(self, text: str) -> StepReply:
         """Plays what the policy wrote."""

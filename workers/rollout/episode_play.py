@@ -144,6 +144,7 @@ class Playing:
         limits = self.limits
         try:
             reply = yield from self._ask("reset", episode.spec, episode.seed, episode.task)
+            episode.reset_texts = reply.texts
             if not self._begin_episode(reply.messages):
                 return "overflow", ""
             while True:
