@@ -29,6 +29,7 @@ from workers.rollout.branches import BranchRule
 from workers.rollout.engine import Completion, FinishReason, VersionSpan
 from workers.rollout.episode import FAILURES, Episode
 from workers.rollout.failure_policy import is_masked
+from workers.rollout.history import KEEP
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -102,11 +103,20 @@ class BranchSampling(BranchRule):
         return proved
 
     def keeps(self, episode: Episode) -> Restore | None:
-        """Names what takes a state, where states are not played again."""
+        """Names what takes a state, where states are not played again, and it may be needed."""
         way = self.proved[episode.spec].way
-        if way not in KINDS:
+        if way not in KINDS or not self._may_begin_at(len(episode.turns)):
             return None
         return Restore(f"{STATES}:take", (way, self.settings.max_state_mb * MEGABYTE))
+
+    def _may_begin_at(self, turn: int) -> bool:
+        """Checks whether branches may begin at a turn, as far as is known before it is played."""
+        if self.config.agent.context != KEEP:
+            # Turns that write a summary may come before the one that the environment is asked for.
+            return True
+        if self.settings.numbered:
+            return turn in self.settings.numbered
+        return turn > 0 or not self._group_begins_first_turn
 
     # Behind an episode's end.
 
@@ -142,7 +152,8 @@ class BranchSampling(BranchRule):
         """Checks whether the state before a turn can be had again."""
         if self.proved[episode.spec].way not in KINDS:
             return True
-        return number < len(episode.states) and not episode.states[number].startswith(REFUSAL)
+        state = episode.states[number] if number < len(episode.states) else ""
+        return bool(state) and not state.startswith(REFUSAL)
 
     def _restore(self, episode: Episode, number: int, word: str) -> Restore | None:
         """Says how an environment is put into a state; None: it plays the turns again."""
@@ -169,13 +180,15 @@ class BranchSampling(BranchRule):
             drawn, _ = self.drawn(episode)
             # A redraw judges the turn alone; else the state behind it is worth something, too.
             turns = {drawn} if self.is_common else {drawn, drawn + 1} & turns
-        if self._group_continues and not self.settings.numbered and not self.settings.first_turn:
+        if self._group_begins_first_turn:
             turns.discard(0)
         return sorted(turns)
 
     @property
-    def _group_continues(self) -> bool:
-        """Returns whether the group's episodes are continuations of the first turn's state."""
+    def _group_begins_first_turn(self) -> bool:
+        """Returns whether the group's episodes are the continuations of the first turn's state."""
+        if self.settings.numbered or self.settings.first_turn:
+            return False
         is_compared = GROUP in self.config.estimator_needs
         return is_compared and self.config.actor_rollout_ref.rollout.n > 1
 

@@ -226,7 +226,7 @@ class Episode:
             none.
         branches: of this episode.
         states: texts that stand for the environment's state before each turn that it was asked
-            for, where branches are to begin there (branches.py).
+            for, where branches are to begin there (branches.py); "" for one that was not kept.
     """
 
     group: int
