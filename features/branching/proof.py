@@ -36,10 +36,16 @@ REPLAY = "replay"
 # How a state may be had, the preferred one first.
 WAYS = (*KINDS, REPLAY)
 MAX_SHOWN_CHARS = 80
+# An environment that crashes now and then is no reason to refuse its states.
+TRIES = 3
 
 
 class CannotRepeat(Exception):
     """Says why a way to have a state again does not hold."""
+
+
+class CallCrashed(CannotRepeat):
+    """Says that a call of the trial raised, which proves nothing of a state."""
 
 
 class Proved(NamedTuple):
@@ -88,7 +94,7 @@ def prove(
         for way in ways:
             try:
                 for number in range(settings.trial_episodes):
-                    trial.require(way, seed + number, task)
+                    trial.require_in_some_try(way, seed + number, task)
             except CannotRepeat as error:
                 reasons[way] = str(error)
                 continue
@@ -106,6 +112,19 @@ class _Trial:
         self.last_key = 0
         # Of episodes between others, whose answers and ends nobody compares.
         self.last_stranger = 0
+
+    def require_in_some_try(self, way: str, seed: int, task: Task | None) -> None:
+        """Requires that a way holds; an episode in which a call crashes is tried again.
+
+        Raises:
+            CannotRepeat: it does not, or calls crash in each try.
+        """
+        for _ in range(TRIES - 1):
+            try:
+                return self.require(way, seed, task)
+            except CallCrashed as error:
+                logger.warning("branching: in the trial of its states %s; it is tried again", error)
+        return self.require(way, seed, task)
 
     def require(self, way: str, seed: int, task: Task | None) -> None:
         """Requires that a way holds in the episode of a seed.
@@ -222,6 +241,8 @@ class _Trial:
     def _reply(self, call: str) -> StepReply:
         """Waits for the reply to the one call that was made."""
         reply = self.pool.wait_for_reply()
+        if reply.failure == "env_crash":
+            raise CallCrashed(f"{call} failed ({reply.failure}): {reply.error}")
         if reply.failure:
             raise CannotRepeat(f"{call} failed ({reply.failure}): {reply.error}")
         return reply

@@ -242,3 +242,15 @@ class Wordy(Held):
     def _said(self) -> str:
         draw = random.Random(f"{self.number} {self.luck} {self.turns_left}")
         return " ".join(str(draw.randint(1, 10)) for _ in range(self.WORDS))
+
+
+class Crashing(Held):
+    """Raises in every nineteenth step of a process."""
+
+    steps = 0
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        Crashing.steps += 1
+        if Crashing.steps % 19 == 0:
+            raise RuntimeError("now and then")
+        return super().step(action)

@@ -105,3 +105,12 @@ def test_a_reset_that_draws_for_itself_needs_a_snapshot(config: PPOConfig) -> No
     assert proved(config, games.Drawn).way == "snapshot"
     found = proved(config, games.Drawn, state="replay")
     assert found.way == "" and "when it was played again" in found.reasons["replay"]
+
+
+def test_an_environment_that_crashes_now_and_then_is_tried_again(
+    config: PPOConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A crash in the first episode of the trial.
+    monkeypatch.setattr(games.Crashing, "steps", 17)
+    assert proved(config, games.Crashing, trial_episodes=1).way == "snapshot"
+    assert "step failed (env_crash)" in caplog.text and "tried again" in caplog.text
