@@ -291,8 +291,11 @@ def shown(value: Any) -> str:
 def describe(error: BaseException) -> str:
     """Returns the error in one line, then the last lines of its traceback, from the user's file on.
 
-    A BadEnvironment says itself where it comes from. It is never longer than MAX_ERROR_CHARS.
+    A BadEnvironment says itself where it comes from, and of errors of several tasks the first is
+    described. It is never longer than MAX_ERROR_CHARS.
     """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     trace = error.__traceback__
     while trace is not None and not is_users_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next

@@ -202,6 +202,14 @@ class Faulty(Asker):
             policy.ask("guess", max_tokens=0)
         if self.fault == "name":
             policy.ask("guess", name="")
+        if self.fault == "unprintable":
+            policy.ask("guess", name="critic\n\ud800")
+        if self.fault == "train":
+            policy.ask("guess", train="false")  # type: ignore[arg-type]
+        if self.fault == "a text":
+            policy.ask_all("guess")
+        if self.fault == "group":
+            asyncio.run(group_too_long())
         if self.fault == "nan":
             policy.ask("guess").reward = float("nan")
         if self.fault == "masked":
@@ -215,6 +223,12 @@ class Faulty(Asker):
 
 async def gather_too_long() -> None:
     await asyncio.gather(policy.chat("guess"), policy.chat("higher " * 500))
+
+
+async def group_too_long() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(policy.chat("guess"))
+        group.create_task(policy.chat("higher " * 500))
 
 
 class Forgetful(Asker):
