@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from features.teacher.settings import EMA, POLICY, TeacherSettings
 from training.config.resources.files import how_to_make
-from training.config.resources.models import missing_place
+from training.config.resources.models import missing_place, read_model_config
 from training.config.resources.user_code import loading_failure
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
                 f"teacher.model={settings.model}: {missing}{how_to_make(settings.model)}; "
                 "allowed: policy, ema, a model's folder or a hub name"
             )
+        else:
+            yield from _model_problems(settings.model, str(config.actor_rollout_ref.model.path))
     if settings.context is not None:
         yield from _context_problems(config, settings.context)
     if config.trainer.train_finished_groups:
@@ -40,6 +44,39 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
             "teacher.model is set, and algorithm.use_pf_ppo=true draws rows anew, some of them "
             "several times: set one of them to null or false"
         )
+
+
+def _model_problems(teacher: str, policy: str) -> Iterator[str]:
+    """Yields that a folder holds no model, or one with other words than the policy's.
+
+    Words that cannot be read as a file are compared where the teacher is loaded.
+    """
+    if Path(teacher).is_dir():
+        try:
+            read_model_config(teacher)
+        except (OSError, ValueError) as error:
+            yield f"teacher.model={teacher}: {error}"
+            return
+    known, own = (vocabulary_of(Path(path).expanduser()) for path in (teacher, policy))
+    if known is None or own is None or known == own:
+        return
+    others = sum(known.get(word) != number for word, number in own.items())
+    yield (
+        f"teacher.model={teacher} has another vocabulary than the policy's {policy} "
+        f"({len(known)} words, {len(own)} here, {others} of which it lacks or has under another "
+        "id), so that the ids of a row are other words to it: take a model of the same family"
+    )
+
+
+def vocabulary_of(folder: Path) -> dict[str, int] | None:
+    """Reads a model's words and their ids from its tokenizer.json; None where it holds none."""
+    try:
+        file = json.loads((folder / "tokenizer.json").read_bytes())
+        words: dict[str, int] = dict(file["model"]["vocab"])
+        return words | {added["content"]: added["id"] for added in file["added_tokens"]}
+    # Not there, or in a form of its own.
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
 
 
 def _context_problems(config: PPOConfig, context: str) -> Iterator[str]:

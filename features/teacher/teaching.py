@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from custom.env import Message
 from data.chat_templates import pad_token_id
 from data.protocol import DataProto
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
+from data.watchdog import beat
 from features.teacher.contexts import TeacherFault, Telling
 from features.teacher.keeper import TOLD
 from features.teacher.losses import MASK, log_ratio_advantages
@@ -46,6 +48,8 @@ from workers.model.builder import ModelSpec
 from workers.turn_reading import turn_tokens
 
 RAW_PROMPT = "raw_prompt"
+# The column of what is known of episodes, of which a row has its own part.
+FACTS = "episode_facts"
 
 
 def open_addition(config: PPOConfig, tokenizer: Any) -> Teaching | None:
@@ -118,6 +122,7 @@ class Teaching(StepAddition):
             failed = episodes.of_row(number) < self.settings.failed_below
             if self.settings.where == "failed" and not failed:
                 continue
+            beat("the teacher's prompts")
             prompt = self._prompt(rows, number, episodes, failed)
             if prompt is None:
                 continue
@@ -148,8 +153,13 @@ class Teaching(StepAddition):
             answer=self._answer(rows, number),
             score=episodes.of_row(number),
             failed=failed,
-            columns={name: column[number] for name, column in rows.non_tensor_batch.items()},
-            texts=source.texts,
+            columns={
+                # The function may change what it is given.
+                name: deepcopy(column[number])
+                for name, column in rows.non_tensor_batch.items()
+                if name != FACTS
+            },
+            texts=dict(source.texts),
             feedback=source.feedback,
             ending=str(rows.non_tensor_batch.get("ending", [""] * len(rows))[number]),
             number=episodes.row_in_episode(number),
@@ -301,7 +311,7 @@ class StepEpisodes:
         self._groups: dict[Any, list[str]] = defaultdict(list)
         self._facts: dict[str, Mapping[str, Any]] = {}
         # They stand in the episode's first row, wherever that lies.
-        for name, facts in zip(self.episode, columns.get("episode_facts", ()), strict=False):
+        for name, facts in zip(self.episode, columns.get(FACTS, ()), strict=False):
             if facts is not None:
                 self._facts[name] = facts
         paid = rows.batch["token_level_scores"].sum(dim=1).tolist()

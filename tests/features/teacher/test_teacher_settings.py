@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,29 @@ def test_a_teacher_that_can_be_is_accepted_and_without_one_nothing_is_checked(
     tmp_path: Path,
 ) -> None:
     assert problems_of({"model": "ema", "context": "hint"}, CHAT) == []
+    (problem,) = problems_of({"model": str(tmp_path)}, {})
+    assert "holds no config.json with settings" in problem
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert problems_of({"model": str(tmp_path)}, {}) == []
     assert problems_of({"context": "hints"}, {}) == []
+
+
+def test_a_model_of_other_words_is_refused_by_its_files(tmp_path: Path) -> None:
+    def make(name: str, words: dict[str, int]) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        added = [{"id": 9, "content": "<end>"}]
+        whole = {"model": {"vocab": words}, "added_tokens": added}
+        (folder / "tokenizer.json").write_text(json.dumps(whole))
+        return str(folder)
+
+    policy = make("policy", {"a": 0, "b": 1})
+    others = {"actor_rollout_ref": {"model": {"path": policy}}}
+    assert problems_of({"model": make("alike", {"b": 1, "a": 0})}, others) == []
+    (problem,) = problems_of({"model": make("swapped", {"a": 1, "b": 0})}, others)
+    assert "has another vocabulary than the policy's" in problem
+    assert "2 of which it lacks or has under another id" in problem
 
 
 # What a teacher may be told
