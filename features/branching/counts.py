@@ -9,6 +9,7 @@ from typing import Any
 from data.turn_tokens import TurnTokens
 from features.branching.measured import measure
 from features.branching.settings import BranchingSettings
+from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
 from training.observers import ObservedRun, Observer, StepReport
 from workers.rollout.begin import SAME
@@ -53,7 +54,11 @@ class BranchObserver(Observer):
     def step_made(self, report: StepReport) -> Mapping[str, float] | None:
         """Returns the metrics of the step's episodes."""
         facts = report.batch.non_tensor_batch.get("episode_facts", ())
-        return branch_metrics([each for each in facts if each is not None])
+        # A dummy row has the facts of the row that it copies.
+        is_real = real_rows(report.batch).tolist()
+        return branch_metrics(
+            [each for each, real in zip(facts, is_real, strict=False) if real and each is not None]
+        )
 
 
 def branch_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:

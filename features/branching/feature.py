@@ -11,6 +11,7 @@ FEATURE = Feature(
     branches="features.branching.sampling:open_branches",
     keeper="features.branching.counts:open_keeper",
     observer="features.branching.counts:open_observer",
+    step_addition="features.branching.training_rows:open_addition",
     # Before the records, which keep a step's metrics.
     observer_order=18,
     metrics="metric_names.yaml",

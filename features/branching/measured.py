@@ -79,12 +79,19 @@ def measure(episode: Episode, agent: AgentConfig, turn_gamma: float) -> Measured
         measured.prefilled_tokens += prefilled_tokens(branch)
         if branch.ending == DIFFERS:
             measured.left_out.append(branch.error)
-        elif branch.ending in FAILURES and is_masked(branch.ending, agent):
+        elif not counts(branch, agent):
             measured.left_out.append(branch.error or branch.ending)
         else:
             rewards = own if branch.ending == SAME else turn_rewards(branch)
             measured.returns[turn].append(discounted(rewards[turn:], turn_gamma))
     return measured
+
+
+def counts(branch: Episode, agent: AgentConfig) -> bool:
+    """Checks whether a continuation counts: it is not left out by the failure policy."""
+    if branch.ending == DIFFERS:
+        return False
+    return branch.ending not in FAILURES or not is_masked(branch.ending, agent)
 
 
 def turn_rewards(episode: Episode) -> list[float]:
