@@ -11,6 +11,7 @@ from data.turn_tokens import TurnTokens
 from data.warn_once import warn_first
 from features.branching.measured import measure
 from features.branching.settings import BranchingSettings
+from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
 from training.observers import ObservedRun, Observer, StepReport
 from workers.rollout.begin import SAME
@@ -104,7 +105,9 @@ def step_problems(
 def _facts_of(batch: DataProto) -> list[Mapping[str, Any]]:
     """Lists the facts of a batch's episodes, each of which has one row that tells them."""
     facts = batch.non_tensor_batch.get("episode_facts", ())
-    return [each for each in facts if each is not None]
+    # A dummy row has the facts of the row that it copies.
+    is_real = real_rows(batch).tolist()
+    return [each for each, real in zip(facts, is_real, strict=False) if real and each is not None]
 
 
 def branch_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:

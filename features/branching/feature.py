@@ -26,6 +26,7 @@ FEATURE = Feature(
     record_entries="features.branching.recorded:open_entries",
     turn_notes="features.branching.notes:open_notes",
     observer="features.branching.counts:open_observer",
+    step_addition="features.branching.training_rows:open_addition",
     # Before the records, which keep a step's metrics.
     observer_order=18,
     metrics="metric_names.yaml",

@@ -106,6 +106,11 @@ def return_of(branch: Episode, own: list[float], turn_gamma: float) -> float:
     return discounted(rewards[branch.begin.turn :], turn_gamma)
 
 
+def counts(branch: Episode, agent: AgentConfig) -> bool:
+    """Checks whether a continuation counts: it is not left out by the failure policy."""
+    return not why_left_out(branch, agent)
+
+
 def turn_rewards(episode: Episode) -> list[float]:
     """Adds up the rewards that lie on the tokens of each turn."""
     rewards = [0.0] * len(episode.turns)

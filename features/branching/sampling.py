@@ -19,6 +19,7 @@ from features.branching.measured import measure
 from features.branching.proof import KINDS, STATES, Proved, prove, refusal, tell
 from features.branching.settings import BranchingSettings
 from features.branching.states import MEGABYTE, REFUSAL
+from features.branching.trained import BRANCH_ROWS, TREE, counted_branches, trained_branches
 from training.config import PPOConfig
 from training.core_algos.branch_advantages import drawn_turn_weights
 from training.run.abort_policy import EnvironmentsFail
@@ -219,6 +220,27 @@ class BranchSampling(BranchRule):
         }
         if self.draws_a_turn:
             columns["turn_weights"] = [self._weights(episode) for episode in episodes]
+        if self.settings.train:
+            columns |= self._trained_columns(episodes)
+        return columns
+
+    def _trained_columns(self, episodes: Sequence[Episode]) -> dict[str, list[Any]]:
+        """Returns what is trained on of continuations, and the weights of the episodes' turns."""
+        algorithm = self.config.algorithm
+        columns: dict[str, list[Any]] = {"turn_weights": [], BRANCH_ROWS: []}
+        for episode in episodes:
+            found = counted_branches(
+                episode,
+                self.config.agent,
+                self.settings.samples,
+                numbered=self.settings.numbered or None,
+                first=1 if self._group_begins_first_turn else 0,
+            )
+            tree = algorithm.adv_estimator == TREE
+            columns["turn_weights"].append(found.weights(len(episode.turns), tree))
+            columns[BRANCH_ROWS].append(
+                trained_branches(found, algorithm.adv_estimator, algorithm.turn_gamma)
+            )
         return columns
 
     def _weights(self, episode: Episode) -> list[float]:

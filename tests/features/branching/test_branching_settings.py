@@ -102,3 +102,40 @@ def test_turns_that_no_episode_has_are_refused() -> None:
 def test_a_list_of_thousands_of_turns_is_refused_in_a_short_sentence() -> None:
     (problem,) = BranchingSettings(at=tuple(range(100_000))).problems()
     assert "names 100,000 turns; allowed: 1000" in problem and len(problem) < 200
+
+
+TRAINED = (*VINE, "branching.train=true", "actor_rollout_ref.rollout.n=2")
+
+
+def problems_of(*more: str) -> list[str]:
+    return list(config_problems(config_of(*more)))
+
+
+def test_continuations_may_be_trained_on() -> None:
+    assert problems_of(*TRAINED) == []
+    assert problems_of(*TRAINED, "algorithm.adv_estimator=tree_grpo", "branching.at=[0,2]") == []
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("algorithm.adv_estimator=grpo",), "continuations are trained on with vine and tree_grpo"),
+        (("algorithm.adv_estimator=vine_redraw",), "trained on with vine and tree_grpo"),
+        (("branching.random_numbers=common",), "set branching.random_numbers=fresh"),
+        (("branching.at=last",), "set branching.at=every, or numbers of turns"),
+        (("branching.at=entropy",), "set branching.at=every, or numbers of turns"),
+        (("actor_rollout_ref.actor.use_kl_loss=true",), "actor.use_kl_loss=true"),
+        (("algorithm.use_kl_in_reward=true",), "algorithm.use_kl_in_reward=true"),
+        (("algorithm.rollout_correction.rollout_is=token",), "algorithm.rollout_correction"),
+        (("actor_rollout_ref.actor.router_replay.mode=R3",), "actor.router_replay.mode=R3"),
+        (("actor_rollout_ref.actor.loss_agg_counts=rows",), "would count as an episode"),
+        (("trainer.train_finished_groups=true",), "trainer.train_finished_groups=true"),
+        (("agent.observation_loss_coef=0.1",), "gives episodes several rows"),
+    ],
+)
+def test_what_would_bias_the_training_on_continuations_is_refused(
+    more: tuple[str, ...], told: str
+) -> None:
+    problems = problems_of(*TRAINED, *more)
+    assert len(problems) == 1 and told in problems[0]
+    assert "branching.train=true" in problems[0]
