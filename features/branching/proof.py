@@ -6,9 +6,9 @@
                                                            a1 r1' a2 r2'
 
 Observations, rewards and the end must all be equal: equal observations alone do not prove equal
-states, as what was paid at the end may depend on what nobody saw. Before each answer that is given
-again, a third agent plays a turn of another episode: what agents share, as a global or a file, then
-holds that episode's state. Invariant: the calls, with their deadlines, are those of play; each
+states, as what was paid at the end may depend on what nobody saw. Before answers are given again, a
+third agent plays a turn of another episode: what agents share, as a global or a file, then holds
+that episode's state. Invariant: the calls, with their deadlines, are those of play; each
 state goes into an agent other than the one that it was taken of.
 """
 
@@ -183,8 +183,8 @@ class _Trial:
             state = original.states[way][turn]
             self.pool.restore(again.key, 0, f"{STATES}:put", way, state, None)
             self._reply("restore")
+        self._play_stranger(seed, task)
         for number, action in enumerate(original.actions[turn:], start=turn):
-            self._play_stranger(seed, task)
             self.pool.step(again.key, action)
             again.replies.append(self._reply("step"))
             what = f"the answer to turn {number}"

@@ -92,6 +92,13 @@ class BadRestore(Held):
         raise RuntimeError("no way back")
 
 
+class Hanging(Held):
+    """Hangs where it is to be restored, for as long as a test waits."""
+
+    def restore(self, state: bytes) -> None:
+        time.sleep(2)
+
+
 class LateFaults(Held):
     """Fails in every fourth restore, once the trial is over: raises, or hangs."""
 
