@@ -255,4 +255,7 @@ def agreement(credit: np.ndarray, turns: JudgedTurns, *, seed: int = 0) -> Agree
         ValueError: there are fewer than three groups, or the credit is no array of finite numbers.
     """
     sums = group_sums(np.asarray(credit, dtype=np.float64), turns)
-    return Agreement(*intervals(AgreementStatistics(), sums, seed=seed))
+    mse, r, slope, sign, token, episode = intervals(AgreementStatistics(), sums, seed=seed)
+    # A share is nowhere else, however few the groups are.
+    sign = Interval(sign.value, max(sign.low, 0.0), min(sign.high, 1.0))
+    return Agreement(mse=mse, r=r, slope=slope, sign=sign, token=token, episode=episode)

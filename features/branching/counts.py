@@ -81,7 +81,8 @@ def step_problems(
 ) -> Iterator[tuple[str, str]]:
     """Yields what keeps continuations from being had or from counting: a word, and a sentence."""
     reasons = [reason for each in facts if BRANCHES in each for reason in each[BRANCHES]["reasons"]]
-    why = f": {reasons[0]}" if reasons else ""
+    first_line = reasons[0].partition("\n")[0] if reasons else ""
+    why = f": {first_line}" if first_line else ""
     continuations = metrics["branching/continuations"]
     left_out = metrics["branching/left_out"]
     refused = metrics["branching/refused_states"]

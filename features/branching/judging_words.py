@@ -142,6 +142,8 @@ def judging_config(
         "branching.samples": wanted.samples + own,
         "branching.random_numbers": "fresh",
         "branching.first_turn": True,
+        # What is cut short is worth something else.
+        "branching.max_tokens": None,
         "algorithm.adv_estimator": name_that_needs(needs),
         "algorithm.filter_groups.enable": False,
         "trainer.default_local_dir": str(out),

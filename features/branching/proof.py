@@ -6,9 +6,9 @@
                                                            a1 r1' a2 r2'
 
 Observations, rewards and the end must all be equal: equal observations alone do not prove equal
-states, as what was paid at the end may depend on what nobody saw. Before each answer that is given
-again, a third agent plays a turn of another episode: what agents share, as a global or a file, then
-holds that episode's state. Invariant: the calls, with their deadlines, are those of play; each
+states, as what was paid at the end may depend on what nobody saw. Before answers are given again, a
+third agent plays a turn of another episode: what agents share, as a global or a file, then holds
+that episode's state. Invariant: the calls, with their deadlines, are those of play; each
 state goes into an agent other than the one that it was taken of.
 """
 
@@ -183,13 +183,13 @@ class _Trial:
             state = original.states[way][turn]
             self.pool.restore(again.key, 0, f"{STATES}:put", way, state, None)
             self._reply("restore")
+        self._play_stranger(seed, task)
         for number, action in enumerate(original.actions[turn:], start=turn):
-            self._play_stranger(seed, task)
             self.pool.step(again.key, action)
             again.replies.append(self._reply("step"))
             what = f"the answer to turn {number}"
             if way in KINDS:
-                what += f", from the state before turn {turn} on,"
+                what += f" (from the state before turn {turn} on)"
             self._require_equal_replies(what, again.replies[-1], original.replies[number + 1])
         return again
 
@@ -254,7 +254,7 @@ class _Trial:
 
 def tell(spec: Any, proved: Proved, settings: BranchingSettings) -> None:
     """Logs how an environment's states are had."""
-    why = "".join(f"; not by {way}: {reason}" for way, reason in proved.reasons.items())
+    why = "".join(f"; not by {way}: {reason}" for way, reason in _first_lines(proved))
     logger.info(
         "branching: states of %s are had by %s, which held in %d episodes%s",
         environment_source(spec.source),
@@ -266,9 +266,15 @@ def tell(spec: Any, proved: Proved, settings: BranchingSettings) -> None:
 
 def refusal(spec: Any, proved: Proved) -> str:
     """Says that an environment's states cannot be had again, and why."""
-    reasons = "; ".join(f"{way}: {reason}" for way, reason in proved.reasons.items())
+    reasons = "; ".join(f"{way}: {reason}" for way, reason in _first_lines(proved))
     return (
         f"branching: no state of environment {environment_source(spec.source)} can be had again, "
         f"so that every branch is refused ({reasons}): have reset(seed) decide all that is drawn, "
         "or write snapshot() and restore(bytes) (features/branching/README.md)"
     )
+
+
+def _first_lines(proved: Proved) -> Iterator[tuple[str, str]]:
+    """Yields each way that does not hold with its reason, without a traceback."""
+    for way, reason in proved.reasons.items():
+        yield way, reason.partition("\n")[0]

@@ -29,6 +29,10 @@ MEGABYTE = 1 << 20
 MAX_REASON_CHARS = 300
 
 
+class NoState(ValueError):
+    """Says that an agent has no state that could be taken, or put into it."""
+
+
 def take(agent: Any, kind: str, max_bytes: int) -> str:
     """Returns the agent's state as a text, or the reason why there is none.
 
@@ -38,6 +42,8 @@ def take(agent: Any, kind: str, max_bytes: int) -> str:
     """
     try:
         state = _state_of(agent, kind)
+    except NoState as error:
+        return REFUSAL + str(error)
     # Whatever a user's code raises, but for what ends the call.
     except Exception as error:
         return REFUSAL + describe(error)[:MAX_REASON_CHARS]
@@ -74,7 +80,7 @@ def _state_of(agent: Any, kind: str) -> bytes:
     """Returns the agent's state.
 
     Raises:
-        ValueError: it has a state beside its environment's, or no snapshot.
+        NoState: it has a state beside its environment's, or no snapshot.
         whatever the environment raises.
     """
     _require_plain(agent)
@@ -84,19 +90,19 @@ def _state_of(agent: Any, kind: str) -> bytes:
     name = type(environment).__name__
     for method in ("snapshot", "restore"):
         if not callable(getattr(environment, method, None)):
-            raise ValueError(f"{name} has no {method}()")
+            raise NoState(f"{name} has no {method}()")
     held = environment.snapshot()
     if not isinstance(held, bytes):
-        raise ValueError(f"{name}.snapshot() returned a {type(held).__name__}; allowed: bytes")
+        raise NoState(f"{name}.snapshot() returned a {type(held).__name__}; allowed: bytes")
     return pickle.dumps((agent.trajectory, held), pickle.HIGHEST_PROTOCOL)
 
 
 def _require_plain(agent: Any) -> None:
-    """Raises ValueError where an agent has a state beside its environment's."""
+    """Raises NoState where an agent has a state beside its environment's."""
     if type(agent) is not Agent:
-        raise ValueError("an agent class of one's own (agent.cls) may hold a state of its own")
+        raise NoState("an agent class of one's own (agent.cls) may hold a state of its own")
     if agent.manager is not None:
-        raise ValueError("its tools (agent.tools) may hold a state of their own")
+        raise NoState("its tools (agent.tools) may hold a state of their own")
 
 
 def what_is_offered(agent: Any) -> str:

@@ -92,6 +92,13 @@ class BadRestore(Held):
         raise RuntimeError("no way back")
 
 
+class Hanging(Held):
+    """Hangs where it is to be restored, for as long as a test waits."""
+
+    def restore(self, state: bytes) -> None:
+        time.sleep(2)
+
+
 class LateFaults(Held):
     """Fails in every fourth restore, once the trial is over: raises, or hangs."""
 
@@ -254,3 +261,15 @@ class Crashing(Held):
         if Crashing.steps % 19 == 0:
             raise RuntimeError("now and then")
         return super().step(action)
+
+
+class GlobalLuck(Plain):
+    """Draws what it pays from the generator that all of a process share, seeded at the reset."""
+
+    def reset(self, seed: int | None = None) -> str:
+        random.seed(seed)
+        return super().reset(seed)
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        said, reward, done, info = super().step(action)
+        return said, reward + random.random(), done, info

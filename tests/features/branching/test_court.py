@@ -127,6 +127,12 @@ def test_statistics_by_hand() -> None:
     assert r == pytest.approx(covariance / np.sqrt(credit.var() * halves))
 
 
+def test_the_share_of_equal_signs_is_between_0_and_1_with_its_interval() -> None:
+    turns = turns_of([0, 1, 2, 3], first=[1.0, -1.0, 3.0, 2.0], second=[1.0, 1.0, 1.0, 2.0])
+    sign = agreement(np.array([2.0, 0.0, 4.0, 1.0]), turns).sign
+    assert 0 <= sign.low <= sign.value <= sign.high <= 1
+
+
 @pytest.mark.parametrize("name", ["grpo", "turn_return"])
 def test_influences_are_the_derivatives_by_the_groups_weights(name: str) -> None:
     court = small_court()

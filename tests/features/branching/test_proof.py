@@ -114,3 +114,10 @@ def test_an_environment_that_crashes_now_and_then_is_tried_again(
     monkeypatch.setattr(games.Crashing, "steps", 17)
     assert proved(config, games.Crashing, trial_episodes=1).way == "snapshot"
     assert "step failed (env_crash)" in caplog.text and "tried again" in caplog.text
+
+
+@pytest.mark.seconds
+def test_a_restore_that_hangs_is_left_for_a_copy() -> None:
+    words = [str(PROJECT / "configs/quickstart.yaml"), "agent.step_timeout_s=0.3"]
+    found = proved(load_config(words, check=False).config, games.Hanging)
+    assert found.way == "copy" and "restore failed (env_timeout)" in found.reasons["snapshot"]

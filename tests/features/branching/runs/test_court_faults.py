@@ -166,3 +166,11 @@ def test_continuations_that_fail_are_counted(
     result = result_of(tmp_path)
     assert 0 < result["continuations_left_out"] < result["continuations"]
     assert f"left out: {result['continuations_left_out']} of" in told.out
+
+
+def test_a_bound_on_trained_continuations_does_not_cut_what_measures(
+    right: Path, tiny_game: Path, tmp_path: Path
+) -> None:
+    bound = ("branching.max_tokens=1", "--episodes", "12", "--estimators", ",".join(RIGHT))
+    assert judge(tiny_game, tmp_path, *bound) == 0
+    assert result_of(tmp_path) == result_of(right)
