@@ -128,8 +128,11 @@ def _returns_told(returns: Sequence[float], left_out: int, own: float | None) ->
     """Says what the branches of a turn earned, and the episode itself."""
     parts = []
     if returns:
-        mean = sum(returns) / len(returns)
-        parts.append(f"return {mean:.3g} on average, {min(returns):.3g} to {max(returns):.3g}")
+        low, high = min(returns), max(returns)
+        told = f"return {low:.3g}"
+        if low != high:
+            told = f"return {sum(returns) / len(returns):.3g} on average, {low:.3g} to {high:.3g}"
+        parts.append(told)
     if left_out:
         parts.append(f"{left_out} left out")
     if own is not None:

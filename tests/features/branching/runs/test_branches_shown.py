@@ -11,9 +11,12 @@ import pytest
 from main import run
 from scripts.browser import Browser
 from tests.features.branching.runs.test_branching_runs import VINE, facts, train, words
-from tests.viewer_data import make_viewer, manifest, pages
-from tests.viewer_pages import open_viewer
 from training.run.signals import EndingSignals
+
+viewer_data = pytest.importorskip("tests.viewer_data")
+viewer_pages = pytest.importorskip("tests.viewer_pages")
+hostile_texts = pytest.importorskip("tests.features.viewer.runs.test_viewer_hostile")
+made_episodes = pytest.importorskip("tests.made_episodes")
 
 __all__ = ["facts"]
 COURT = ("--episodes", "24", "--samples", "2", "--estimators", "grpo,turn_return")
@@ -26,7 +29,7 @@ def shown(tiny_game: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert train(words(tiny_game, folder, *VINE, "trainer.save_freq=1")) == 0
     argv = [*words(tiny_game, folder), "--judge-credit", f"{folder}/global_step_1", *COURT]
     assert run(argv, EndingSignals()) == 0
-    make_viewer(folder)
+    viewer_data.make_viewer(folder)
     return folder
 
 
@@ -61,8 +64,8 @@ def test_a_record_has_the_branches_that_were_measured(
 def test_a_run_without_branches_records_none(tiny_game: Path, tmp_path: Path) -> None:
     assert train(words(tiny_game, tmp_path, steps=1)) == 0
     assert all("branches" not in record for record in recorded(tmp_path, "1"))
-    viewer = make_viewer(tmp_path)
-    assert not any("notes" in page for page, _ in pages(viewer).values())
+    viewer = viewer_data.make_viewer(tmp_path)
+    assert not any("notes" in page for page, _ in viewer_data.pages(viewer).values())
 
 
 @pytest.mark.seconds
@@ -72,7 +75,7 @@ def test_credit_stands_at_the_runs_own_episodes_where_the_court_played_the_same(
     judged = json.loads((shown / "credit/global_step_1/judged.jsonl").read_text().splitlines()[0])
     assert judged["step"] == 2
     of_court = {entry["episode_id"] for entry in judged["episodes"]}
-    made = pages(shown / "viewer")
+    made = viewer_data.pages(shown / "viewer")
     told = {
         name
         for name, (page, _) in made.items()
@@ -85,7 +88,7 @@ def test_credit_stands_at_the_runs_own_episodes_where_the_court_played_the_same(
         notes = [note for note in page["notes"] if note["title"].startswith("credit")]
         assert [note["turn"] for note in notes] == list(range(len(page["turns"])))
         assert {row[0] for row in notes[0]["rows"]} == {"grpo", "turn_return"}
-    [[text, address]] = manifest(shown / "viewer")["pages"]
+    [[text, address]] = viewer_data.manifest(shown / "viewer")["pages"]
     assert text == "credit judged: global_step_1"
     assert (shown / "viewer" / address).is_file()
 
@@ -99,7 +102,7 @@ def test_the_courts_page_leads_to_the_turn_with_its_credit_and_branches(
     browser.console()
     browser.open((court / "credit.html").as_uri())
     link = browser.run("return document.querySelector('details a[href*=viewer]').href")
-    open_viewer(browser, link)
+    viewer_pages.open_viewer(browser, link)
     assert browser.texts(".fault") == []
     [*lines] = browser.texts(".turn-note summary")
     assert any("noisy" in line and "by its two halves" in line for line in lines)
@@ -107,4 +110,46 @@ def test_the_courts_page_leads_to_the_turn_with_its_credit_and_branches(
     turn = int(link.rsplit("=", 1)[1])
     assert browser.texts(f'.bubble[data-turn="{turn}"]')
     assert "#" not in "".join(browser.texts(".bubble.policy .said")), "ids are shown as text"
+    assert browser.console() == []
+
+
+@pytest.mark.browser
+@pytest.mark.seconds
+def test_whatever_branches_say_is_text_and_damage_costs_them_alone(
+    tmp_path: Path, browser: Browser
+) -> None:
+    def told(branches: object) -> dict[str, object]:
+        return {"branches": {"listed": branches, "not_listed": 0, "own_returns": [1.0] * 3}}
+
+    changes = {}
+    for number, text in enumerate(hostile_texts.HOSTILE):
+        entry = {"turn": 1, "word": text, "return": 0.5, "ending": text, "left_out": text}
+        entry |= {"turns": 1, "tokens": 4, "differs": [1, 0], "words": text}
+        changes[f"episode-1-{number}-0"] = told([entry] * 9)
+    damaged = [[{}], [None], "text", [{"turn": 1e400}], {"a": 1}]
+    for number, branches in enumerate(damaged):
+        changes[f"episode-1-{number}-1"] = told(branches)
+    made = made_episodes.Made(
+        steps=1, groups=len(hostile_texts.HOSTILE), members=2, changes=changes
+    )
+    made_episodes.make_run(tmp_path, made)
+    viewer = viewer_data.make_viewer(tmp_path)
+    shown = viewer_data.pages(viewer)
+    assert len(shown) == 2 * len(hostile_texts.HOSTILE)
+    for number in range(len(damaged)):
+        [fault] = shown[f"episode-1-{number}-1"][0]["faults"]
+        assert "what features/branching tells of it cannot be shown" in fault
+    browser.resize(390, 800)
+    viewer_pages.open_viewer(browser, (viewer / "index.html").as_uri())
+    browser.requests()
+    browser.console()
+    for number in range(len(hostile_texts.HOSTILE)):
+        viewer_pages.show(browser, f"#episode/0/train/1/episode-1-{number}-0")
+        browser.run("document.querySelector('.turn-note').open = true")
+        browser.wait("document.querySelectorAll('.turn-note tbody tr').length == 9")
+        assert browser.run("return document.documentElement.scrollWidth - innerWidth") <= 0
+        assert browser.run("return window.hit") is None
+        for name in ("img", "iframe", "base", "object", "embed", "form"):
+            assert browser.texts(name) == []
+    assert [url for url in browser.requests() if not url.startswith(viewer.as_uri())] == []
     assert browser.console() == []
