@@ -37,8 +37,22 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
             settings.places,
             config.algorithm.adv_estimator,
         )
+    _warn_of_turns_beyond(config, settings)
     yield from _player_problems(config, settings.places)
     yield from _run_problems(config, settings.places)
+
+
+def _warn_of_turns_beyond(config: PPOConfig, settings: BranchingSettings) -> None:
+    """Logs that no turn of those that are named is ever played."""
+    turns = [choice.max_turn or config.agent.max_turn for choice in config.environments]
+    if settings.numbered and turns and min(settings.numbered) >= max(turns):
+        log.warning(
+            "branching.at=%s: with agent.max_turn=%d an episode has the turns 0 to %d, so that no "
+            "continuation begins (only summaries and answers of policy_calls make them more)",
+            settings.places,
+            max(turns),
+            max(turns) - 1,
+        )
 
 
 def _player_problems(config: PPOConfig, at: str) -> Iterator[str]:
