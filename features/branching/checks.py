@@ -52,7 +52,9 @@ def _turn_problems(config: PPOConfig, settings: BranchingSettings) -> Iterator[s
         [choice.max_turn or config.agent.max_turn for choice in config.environments],
         default=config.agent.max_turn,
     )
-    if settings.numbered and min(settings.numbered) >= most:
+    # Summaries are turns beside those of the episode.
+    makes_more = config.agent.context != "keep"
+    if settings.numbered and min(settings.numbered) >= most and not makes_more:
         yield (
             f"branching.at={settings.places}: turns count from 0, and agent.max_turn={most} allows "
             f"none above {most - 1}: name turns that are played"

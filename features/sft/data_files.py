@@ -73,6 +73,8 @@ class RowReader:
         faults: list[str] = []
         silent = 0
         long = 0
+        unknown = 0
+        empty = 0
         for file in files:
             for number, source in enumerate(read_rows(file)):
                 beat("a conversation read")
@@ -84,6 +86,8 @@ class RowReader:
                     faults.append(f"{where} {error}")
                     continue
                 silent += not made
+                unknown += any(map(self._learns_unknown_words, fitting))
+                empty += any(map(self._learns_ends_alone, fitting))
                 long += len(made) - len(fitting)
                 rows += fitting
         named = f"{key}=[{', '.join(files)}]"
@@ -103,6 +107,18 @@ class RowReader:
                 named,
                 long,
                 self.max_length,
+            )
+        if unknown:
+            logger.warning(
+                "%s: in %d rows words are learnt that the tokenizer does not know, each as %s: "
+                "give answers in its words, or another model",
+                named,
+                unknown,
+                self.tokens.tokenizer.unk_token,
+            )
+        if empty:
+            logger.warning(
+                "%s: in %d rows an answer is empty, so that its end alone is learnt", named, empty
             )
         return rows
 
@@ -212,13 +228,22 @@ class RowReader:
         return [trimmed(row)]
 
     def _require_sampled(self, row: TrainedRow) -> None:
-        learnt = {token for token, is_on in zip(row.ids, row.mask, strict=True) if is_on}
-        never = sorted(learnt & self.never_sampled)
+        never = sorted(self.never_sampled.intersection(_learnt(row)))
         if never:
             raise BadConversation(
                 f"learns the id {never[0]}, which the policy never samples "
                 "(actor_rollout_ref.rollout.banned_token_ids, or a placeholder of pictures)"
             )
+
+    def _learns_unknown_words(self, row: TrainedRow) -> bool:
+        """Checks whether a row learns the token that stands for unknown words."""
+        unknown = self.tokens.tokenizer.unk_token_id
+        # Some tokenizers have one token for these and for the end.
+        return unknown not in self.tokens.eos_token_ids and unknown in _learnt(row)
+
+    def _learns_ends_alone(self, row: TrainedRow) -> bool:
+        """Checks whether a row learns nothing but the end of a turn."""
+        return set(_learnt(row)) <= set(self.tokens.eos_token_ids)
 
     def _fitting(self, rows: list[TrainedRow]) -> list[TrainedRow]:
         """Returns the rows that are not too long, cut or left out as the settings say.
@@ -241,6 +266,11 @@ class RowReader:
             if self.settings.too_long == "cut" and any(cut.mask):
                 fitting.append(trimmed(cut))
         return fitting
+
+
+def _learnt(row: TrainedRow) -> list[int]:
+    """Returns the ids of a row that are learnt."""
+    return [token for token, is_on in zip(row.ids, row.mask, strict=True) if is_on]
 
 
 def _messages(value: Any) -> list[Message]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from custom.env_calls import parameters_of
 from features.teacher.settings import EMA, POLICY, TeacherSettings
 from training.config.resources.files import how_to_make
 from training.config.resources.models import missing_place, read_model_config
@@ -90,13 +91,36 @@ def _context_problems(config: PPOConfig, context: str) -> Iterator[str]:
     if ":" in context:
         failures = list(loading_failure(setting, load_object, context, "teacher.context"))
         yield from failures
-        if not failures and not callable(load_object(context, "teacher.context")):
-            yield (
-                f"{setting} is no function: write `def NAME(row)`, which returns the messages that "
-                "the teacher reads (features/teacher/README.md)"
-            )
+        if not failures:
+            yield from _function_problems(setting, load_object(context, "teacher.context"))
+    if context == "sibling" and config.actor_rollout_ref.rollout.n == 1:
+        yield (
+            f"{setting} tells a better answer of the group, and with "
+            "actor_rollout_ref.rollout.n=1 an answer is a group of its own: set "
+            "actor_rollout_ref.rollout.n to 2 or more, or take another context"
+        )
     if not config.environments and not config.data.return_raw_chat:
         yield (
             f"{setting} reads the messages of the dataset's rows, which the batch does not keep: "
             "set data.return_raw_chat=true"
         )
+
+
+def _function_problems(setting: str, function: Any) -> Iterator[str]:
+    """Yields that a context cannot be called with a row."""
+    if not callable(function):
+        yield (
+            f"{setting} is no function: write `def NAME(row)`, which returns the messages that "
+            "the teacher reads (features/teacher/README.md)"
+        )
+        return
+    try:
+        signature = parameters_of(function)
+    except (TypeError, ValueError):
+        # A function that is written in C may have none.
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        yield f"{setting} takes {signature}; it is called as {name}(row): {error}"

@@ -96,9 +96,12 @@ class Telling:
             answer = self.function(row)
         # Whatever a function of the user's raises.
         except Exception as error:
+            columns = ""
+            if isinstance(error, KeyError):
+                columns = f" (row.columns has {', '.join(row.columns) or 'none'})"
             raise TeacherFault(
-                f"teacher.context={self.name} raised {raised(error, self.function)}: mend it, or "
-                "return None for a row that has nothing to tell"
+                f"teacher.context={self.name} raised {raised(error, self.function)}{columns}: "
+                "mend it, or return None for a row that has nothing to tell"
             ) from error
         if answer is None:
             return None

@@ -69,6 +69,12 @@ CHAT = {"data": {"return_raw_chat": True}}
         ({"model": "ema", "context": "no.py:tell"}, CHAT, "teacher.context=no.py:tell"),
         ({"model": "ema", "context": "FILE:number"}, CHAT, "is no function: write `def NAME(row)`"),
         ({"model": "ema", "context": "FILE:gone"}, CHAT, "gone"),
+        (
+            {"model": "ema", "context": "FILE:two"},
+            CHAT,
+            "it is called as two(row)",
+        ),
+        ({"model": "ema", "context": "sibling"}, CHAT, "an answer is a group of its own"),
         ({"model": "ema", "context": "hint"}, {}, "set data.return_raw_chat=true"),
         ({"model": "ema"}, {"trainer": {"train_finished_groups": True}}, "group by group"),
         ({"model": "ema"}, {"algorithm": {"use_pf_ppo": True}}, "draws rows anew"),
@@ -78,7 +84,7 @@ def test_what_contradicts_the_rest_is_refused(
     tmp_path: Path, settings: dict[str, Any], others: dict[str, Any], sentence: str
 ) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("number = 5\n")
+    file.write_text("number = 5\ndef two(row, more):\n    return None\n")
     if "context" in settings:
         settings = settings | {"context": settings["context"].replace("FILE", str(file))}
     (problem,) = problems_of(settings, others)
