@@ -31,7 +31,7 @@ TRAINING = ("vine", TREE)
 
 
 @dataclass(frozen=True)
-class PackedRow:
+class PackedBranchRow:
     """Holds a row of a continuation.
 
     Attributes:
@@ -63,7 +63,7 @@ class TrainedBranch:
     word: str
     returns: list[list[float]]
     weights: list[float]
-    rows: list[PackedRow]
+    rows: list[PackedBranchRow]
     sequence_tokens: int
 
 
@@ -186,7 +186,7 @@ def _earned(branch: Episode, turn: int, turn_gamma: float) -> float:
     return discounted(turn_rewards(branch)[turn:], turn_gamma)
 
 
-def packed(branch: Episode, row: Row) -> PackedRow:
+def packed(branch: Episode, row: Row) -> PackedBranchRow:
     """Packs a row of a continuation, of which the turns before it are not trained on again."""
     assert branch.begin is not None
     turn_ids = np.full(len(row.ids), -1, np.int16)
@@ -197,7 +197,7 @@ def packed(branch: Episode, row: Row) -> PackedRow:
     for place, reward in row.reward_at.items():
         if turn_ids[place] >= 0:
             rewards[place] = reward
-    return PackedRow(
+    return PackedBranchRow(
         prompt_ids=np.asarray(row.prompt_ids, np.int32),
         ids=np.asarray(row.ids, np.int32),
         log_probs=np.asarray(row.log_probs, np.float32),

@@ -24,7 +24,7 @@ from data.array_ops import row_sums
 from data.chat_templates import pad_token_id
 from data.protocol import DUMMY_UID, DataProto
 from features.branching.settings import BranchingSettings
-from features.branching.trained import BRANCH_ROWS, PackedRow, TrainedBranch
+from features.branching.trained import BRANCH_ROWS, PackedBranchRow, TrainedBranch
 from training.advantage import compute_advantage
 from training.batch.rank_layout import arrange
 from training.config import BatchPlan, PPOConfig, UpdatePlan
@@ -53,7 +53,7 @@ class PlacedRow:
     first: int
     branch: TrainedBranch
     number: int
-    row: PackedRow
+    row: PackedBranchRow
 
 
 class BranchRows(StepAddition):

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from data.protocol import DataProto
 from features.branching.settings import BranchingSettings
+from features.branching.trained import counted_branches
 from features.branching.training_rows import IS_BRANCH, BranchRows
 from tests.cut_updates import LAYOUTS, Recorder, Workers, as_plain, config_of, make_models
 from tests.features.branching.trees import Played, batch_of, episode_of, rule_of
 from tests.uncut_trees import VOCABULARY
-from training.config import PPOConfig
+from training.config import AgentConfig, PPOConfig
+from training.core_algos import trained_continuation_weights, tree_weights
 from training.step_phases import StepPhases
 from training.worker_groups import WorkerGroups
 from workers.dp_actor import DataParallelPPOActor
@@ -153,6 +155,19 @@ def test_the_expected_gradient_is_the_policy_gradient(
     exact = policy_gradient()
     differs = without_weights / without_weights.norm() - exact / exact.norm()
     assert differs.norm() > 1e-3, "or weights are not needed in this game"
+
+
+def test_weights_are_those_of_the_formulas() -> None:
+    turns = as_turns([GO, GO, GO])
+    episode = episode_of([5], turns)
+    for turn in (1, 2):
+        episode.branches += [episode_of([5], turns, begin=turn) for _ in range(2)]
+    found = counted_branches(episode, AgentConfig(), 2, numbered=(1, 2, 4))
+    branched = [False, True, True, False, True]
+    assert found.weights(5, tree=False) == trained_continuation_weights(branched, 2)
+    assert found.weights(5, tree=True) == pytest.approx(tree_weights([1, 3, 3, 1, 3]))
+    # A branch of a tree goes on alone.
+    assert found.weights(5, tree=True, begun=1) == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3, 1 / 3])
 
 
 # An update by hand.
