@@ -18,6 +18,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+from custom.coroutines import finished
 from custom.env import (
     BadEnvironment,
     BadRewardFunction,
@@ -31,14 +32,15 @@ from custom.env import (
 from custom.env_calls import (
     MAX_OBSERVATION_CHARS,
     Abandoned,
+    begin_environment,
     call_method,
     check_observation,
     check_reward,
     located,
     parameters_of,
     raised,
-    reset_environment,
     shown,
+    split_info,
     step_environment,
     takes_keyword,
 )
@@ -92,6 +94,8 @@ class Agent:
     system_prompt: str = ""
     initial_prompt: str = ""
     trajectory: Trajectory = field(default_factory=Trajectory, init=False)
+    # What the last reset said beside its observation.
+    reset_info: Mapping[str, Any] = field(default_factory=dict, init=False)
     manager: MultiTurnManager | None = field(default=None, init=False)
     # Tools that were made for this agent alone, and end with it.
     own_tools: ToolRegistry | None = field(default=None, init=False)
@@ -117,7 +121,7 @@ class Agent:
         # A dataset's prompt is no observation: its length is for data.max_prompt_length to bound.
         whole = isinstance(self.environment, DatasetRowEnvironment)
         max_chars = sys.maxsize if whole else self.max_observation_chars
-        first = reset_environment(self.environment, seed, max_chars, task)
+        first, self.reset_info = begin_environment(self.environment, seed, max_chars, task)
         observation = self._with_state(_with_text_before(first, self.initial_prompt))
         prefix = self.system_prompt or _text_of(self.environment, "get_prompt_prefix")
         self.trajectory.states.append(observation)
@@ -217,11 +221,12 @@ class CheckedAgent(Agent):
         self.trajectory = Trajectory(seed=seed)
         where = located(self.inner.reset, f"{type(self.inner).__name__}.reset")
         if takes_keyword(self.inner.reset, "task"):
-            answer = self.inner.reset(seed, task=task)
+            answer = finished(self.inner.reset(seed, task=task))
         elif task:
             raise BadEnvironment(f"{where} takes no task=, which the dataset's rows are")
         else:
-            answer = self.inner.reset(seed)
+            answer = finished(self.inner.reset(seed))
+        answer, self.reset_info = split_info(answer)
         observation = check_observation(answer, where, self.max_observation_chars)
         messages = as_user_messages(observation)
         if not messages:
@@ -415,7 +420,7 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
     if _takes_environment(reward_fn):
         arguments.append(environment)
     try:
-        return check_reward(reward_fn(*arguments), where)
+        return check_reward(finished(reward_fn(*arguments)), where)
     except (Abandoned, KeyboardInterrupt, ModelError):
         raise
     except BadEnvironment as error:

@@ -13,12 +13,13 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from custom.coroutines import MAX_CANCEL_S
 from custom.env import Message
 
 # Why the policy gave no answer:
@@ -149,10 +150,8 @@ class AskingLine:
         """Sends what has been gathered, in a thread, so that the loop goes on."""
         entries = self._gathered.pop(loop)
         questions = [entry.question for entry in entries]
-        asking = loop.run_in_executor(None, copy_context().run, self.ask, questions)
 
-        def hand_out(done: "asyncio.Future[list[PolicyAnswer]]") -> None:
-            error = done.exception()
+        def hand_out(answers: list[PolicyAnswer], error: BaseException | None) -> None:
             for place, entry in enumerate(entries):
                 # A task that was cancelled waits no more.
                 if entry.future.done():
@@ -160,9 +159,25 @@ class AskingLine:
                 if error is not None:
                     entry.future.set_exception(error)
                 else:
-                    entry.future.set_result(done.result()[place])
+                    entry.future.set_result(answers[place])
 
-        asking.add_done_callback(hand_out)
+        def ask() -> None:
+            answers: list[PolicyAnswer] = []
+            raised: BaseException | None = None
+            try:
+                answers = self.ask(questions)
+            # Whatever it is, the tasks that wait are told.
+            except BaseException as error:
+                raised = error
+            # The loop may be closed: then nobody waits any more.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(hand_out, answers, raised)
+
+        # No thread of the loop's, which a program waits for as it ends.
+        context = copy_context()
+        threading.Thread(
+            target=context.run, args=(ask,), name="asks the policy", daemon=True
+        ).start()
 
     def pay(self, number: int, reward: float) -> None:
         """Notes what an answer has earned, for the end of the next part of the call.
@@ -260,3 +275,28 @@ def join_within(thread: threading.Thread, timeout_s: float) -> None:
             return
         waited = line.waited() - waited_before
         left = timeout_s + waited - (time.monotonic() - begun)
+
+
+async def await_within(awaitable: Awaitable[Any], timeout_s: float, overdue: str) -> Any:
+    """Awaits at most so many seconds, besides those in which the policy is asked.
+
+    Raises:
+        TimeoutError: it took longer, with the text `overdue`; what was awaited is cancelled.
+    """
+    task = asyncio.ensure_future(awaitable)
+    line = current_line()
+    begun = time.monotonic()
+    waited_before = 0.0 if line is None else line.waited()
+    left = timeout_s
+    try:
+        while left > 0 and not task.done():
+            await asyncio.wait([task], timeout=left)
+            waited = 0.0 if line is None else line.waited() - waited_before
+            left = timeout_s + waited - (time.monotonic() - begun)
+        if task.done():
+            return task.result()
+    finally:
+        task.cancel()
+    # What is cancelled may have something to close.
+    await asyncio.wait([task], timeout=MAX_CANCEL_S)
+    raise TimeoutError(overdue)

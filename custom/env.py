@@ -56,6 +56,8 @@ class EnvironmentConfig:
 class BaseEnvironment(ABC):
     """Plays a game of text: write `reset` and `step`; the rest is optional.
 
+    Each method may be an `async def`; see custom/coroutines.py.
+
         class Coin(BaseEnvironment):
             def reset(self, seed=None):
                 self.side = random.Random(seed).choice(["heads", "tails"])

@@ -1,9 +1,9 @@
 """Calls of environments, and the checks of what they return.
 
 Users write environments (custom/env.py); everybody else calls them through `reset_environment` and
-`step_environment`. Invariant: what these return is well formed, that is text that can be encoded,
-of bounded length, with a reward that float32 holds. Anything else raises `BadEnvironment`, which
-says what came, from which file and line, and what is allowed.
+`step_environment`, whose methods may be `async def`. Invariant: what these return is well formed,
+that is text that can be encoded, of bounded length, with a reward that float32 holds. Anything else
+raises `BadEnvironment`, which says what came, from which file and line, and what is allowed.
 """
 
 import inspect
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from custom.coroutines import finished
 from custom.env import (
     ROLES,
     BadEnvironment,
@@ -65,7 +66,14 @@ class Abandoned(BaseException):
 def reset_environment(
     env: Any, seed: int | None, max_chars: int = MAX_OBSERVATION_CHARS, task: Task | None = None
 ) -> Observation:
-    """Starts an episode and returns its first observation, checked and cut to `max_chars`.
+    """Starts an episode and returns its first observation; see `begin_environment`."""
+    return begin_environment(env, seed, max_chars, task)[0]
+
+
+def begin_environment(
+    env: Any, seed: int | None, max_chars: int = MAX_OBSERVATION_CHARS, task: Task | None = None
+) -> tuple[Observation, Mapping[str, Any]]:
+    """Starts an episode; returns its first observation, cut to `max_chars`, and its info.
 
     The seed goes to `reset(seed=…)` where its signature takes one. Else Python's and numpy's global
     generators are seeded for this call and put back after it: all threads share those, so that
@@ -81,16 +89,14 @@ def reset_environment(
     with suppress(AttributeError):
         env._done = False
     if seed is None or "seed" in arguments:
-        answer = env.reset(**arguments)
+        answer = finished(env.reset(**arguments))
     else:
         with OwnGenerators(seed).installed():
-            answer = env.reset(**arguments)
-    _refuse_coroutine(answer, located(env.reset, where))
-    if _is_observation_and_info(answer):
-        answer = answer[0]
+            answer = finished(env.reset(**arguments))
+    answer, info = split_info(answer)
     if isinstance(answer, list) and not answer:
         raise BadEnvironment(f"{where} returned no message; allowed: a string, or messages")
-    return check_observation(answer, located(env.reset, where), max_chars)
+    return check_observation(answer, located(env.reset, where), max_chars), info
 
 
 def _reset_arguments(env: Any, where: str, seed: int | None, task: Task) -> dict[str, Any]:
@@ -107,9 +113,11 @@ def _reset_arguments(env: Any, where: str, seed: int | None, task: Task) -> dict
     return arguments
 
 
-def _is_observation_and_info(answer: Any) -> bool:
-    """Checks whether `reset` returned gymnasium's (observation, info)."""
-    return isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
+def split_info(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Splits what a `reset` returned into observation and info, where it is gymnasium's pair."""
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+        return answer
+    return answer, {}
 
 
 def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHARS) -> StepResult:
@@ -119,16 +127,7 @@ def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHA
         BadEnvironment: it returns anything else.
     """
     where = located(env.step, f"{type(env).__name__}.step")
-    answer = env.step(action)
-    _refuse_coroutine(answer, where)
-    return check_step(answer, where, max_chars)
-
-
-def _refuse_coroutine(answer: Any, where: str) -> None:
-    """Raises BadEnvironment where a method is an `async def`, whose call has not run yet."""
-    if inspect.iscoroutine(answer):
-        answer.close()
-        raise BadEnvironment(f"{where} is an `async def`; write `def`: each call has a thread")
+    return check_step(finished(env.step(action)), where, max_chars)
 
 
 def call_method(thing: Any, method: str, *arguments: Any) -> Any:
@@ -136,7 +135,7 @@ def call_method(thing: Any, method: str, *arguments: Any) -> Any:
     function = getattr(thing, method, None)
     if not callable(function):
         return None
-    return function(*arguments)
+    return finished(function(*arguments))
 
 
 def takes_keyword(function: Callable[..., Any], name: str) -> bool:
@@ -292,8 +291,11 @@ def shown(value: Any) -> str:
 def describe(error: BaseException) -> str:
     """Returns the error in one line, then the last lines of its traceback, from the user's file on.
 
-    A BadEnvironment says itself where it comes from. It is never longer than MAX_ERROR_CHARS.
+    A BadEnvironment says itself where it comes from, and of errors of several tasks the first is
+    described. It is never longer than MAX_ERROR_CHARS.
     """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     trace = error.__traceback__
     while trace is not None and not is_users_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next

@@ -68,7 +68,7 @@ def _read_whole(path: Path) -> Any:
         if error.msg == "Extra data":
             fix = "; the name of a file with an object a line ends in .jsonl"
         raise ValueError(f"{path} cannot be read: {error}{fix}") from error
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
@@ -97,6 +97,8 @@ def _read_line(line: bytes, where: str) -> Any:
         ) from error
     except ValueError as error:
         raise ValueError(f"{where} cannot be read: {error}; save the file in UTF-8") from error
+    except RecursionError as error:
+        raise ValueError(f"{where} cannot be read: its lists are nested too deeply") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where} holds {str(row)[:40]!r}, which is no JSON object")
     return row

@@ -71,6 +71,11 @@ def text_messages(prompt: Prompt) -> list[Message]:
     for number, message in enumerate(prompt):
         entries = {key: value for key, value in message.items() if value is not None}
         role = entries.get("role")
+        if role is None:
+            raise ValueError(
+                f"has in message {number} no role: it has the keys {', '.join(map(str, entries))}; "
+                "a message is {'role': 'user', 'content': 'a text'}"
+            )
         if not isinstance(role, str):
             raise ValueError(f"has in message {number} the role {role!r:.80}; a role is a text")
         owner = f"its {role} message {number}"

@@ -17,11 +17,7 @@ from pathlib import Path
 
 import torch
 from clues_game import CLUES, COLOURS, FILLERS, NEXT, TASK, CluesConfig
-from prepare_tiny_prompts import CHAT_TEMPLATE, SPECIAL, completed, make_model
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from torch.nn.utils.rnn import pad_sequence
+from prepare_tiny_prompts import IGNORED, SPECIAL, completed, learn_rows, make_model, word_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 # configs/clues.yaml says the same to the policy.
@@ -43,29 +39,17 @@ WORDS = [
     *(clue for clues in CLUES.values() for clue in clues),
     *FILLERS,
 ]
-BATCH = 64
 STEPS = 5000
 LEARNING_RATE = 2e-3
 # The chance of the poor player's summary to have a clue.
 KEEPS = 0.6
-IGNORED = -100
-TOLD_EVERY = 500
 
 Message = dict[str, str]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Makes a tokenizer of whole words, with a chat template."""
-    words = SPECIAL + WORDS
-    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<|im_end|>",
-        unk_token="<unk>",
-        chat_template=CHAT_TEMPLATE,
-    )
+    return word_tokenizer(SPECIAL + WORDS)
 
 
 def user(text: str) -> Message:
@@ -109,7 +93,9 @@ def context(draw: random.Random) -> list[Message]:
     return [user(f"{beginning} {text}"), *end]
 
 
-def row_of(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> tuple[list[int], ...]:
+def row_of(
+    tokenizer: PreTrainedTokenizerFast, messages: list[Message]
+) -> tuple[list[int], list[int]]:
     """Returns a context's ids, and what is to be learnt of them: the policy's turns."""
     ids: list[int] = []
     labels: list[int] = []
@@ -129,22 +115,13 @@ def warm_up(
     steps: int = STEPS,
 ) -> None:
     """Trains on contexts, on the policy's turns only."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
-    for step in range(steps):
-        rows = [row_of(tokenizer, context(draw)) for _ in range(BATCH)]
-        # (BATCH, length); padding lies behind all that is learnt.
-        ids = pad_sequence([torch.tensor(row[0]) for row in rows], batch_first=True)
-        labels = pad_sequence(
-            [torch.tensor(row[1]) for row in rows], batch_first=True, padding_value=IGNORED
-        )
-        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if step % TOLD_EVERY == 0:
-            print(f"learning the form: step {step} of {steps}, loss {loss:.2f}", flush=True)
+    learn_rows(
+        model,
+        lambda: row_of(tokenizer, context(draw)),
+        steps,
+        learning_rate=LEARNING_RATE,
+        decays=True,
+    )
 
 
 def prepare(folder: Path, seed: int, steps: int = STEPS) -> None:

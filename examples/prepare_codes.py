@@ -16,32 +16,17 @@ from pathlib import Path
 
 import torch
 from codes_game import ASKED, DIGITS, HINT, KNOWN, NAMES, code_of
-from prepare_tiny_prompts import CHAT_TEMPLATE, SPECIAL, completed, make_model
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from torch.nn.utils.rnn import pad_sequence
+from prepare_tiny_prompts import IGNORED, SPECIAL, completed, learn_rows, make_model, word_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = ["system", "user", "assistant", *ASKED.split(), "year", HINT, *DIGITS, *NAMES]
-BATCH = 64
 STEPS = 800
 LEARNING_RATE = 2e-3
-IGNORED = -100
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Makes a tokenizer of whole words, with a chat template."""
-    words = SPECIAL + WORDS
-    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<|im_end|>",
-        unk_token="<unk>",
-        chat_template=CHAT_TEMPLATE,
-    )
+    return word_tokenizer(SPECIAL + WORDS)
 
 
 def transcript(draw: random.Random) -> tuple[str, str]:
@@ -72,19 +57,13 @@ def warm_up(
     steps: int = STEPS,
 ) -> None:
     """Trains on transcripts, on answers only."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
-    for _ in range(steps):
-        rows = [row_of(tokenizer, draw) for _ in range(BATCH)]
-        # (BATCH, length); padding lies behind all that is learnt.
-        ids = pad_sequence([torch.tensor(row[0]) for row in rows], batch_first=True)
-        labels = pad_sequence(
-            [torch.tensor(row[1]) for row in rows], batch_first=True, padding_value=IGNORED
-        )
-        model(input_ids=ids, labels=labels, use_cache=False).loss.backward()
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+    learn_rows(
+        model,
+        lambda: row_of(tokenizer, draw),
+        steps,
+        learning_rate=LEARNING_RATE,
+        decays=True,
+    )
 
 
 def prepare(folder: Path, seed: int, steps: int = STEPS) -> None:

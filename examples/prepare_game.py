@@ -4,6 +4,7 @@ The YAML is the run's: it names the environment, its tools, and in actor_rollout
 folder to make. The environment is played with random answers, those of its `sample_action`, on the
 rows of data.train_files where there are any. The words of these games are the tokenizer's, and the
 model learns how answers look, not which are good. It has two layers, for a first try on a CPU.
+Questions that a game asks the policy itself (policy_calls) are answered by sample_action, too.
 Invariant: the folder is there only when it is complete; answers are drawn by a generator that tells
 nothing of the environment's own draws.
 """
@@ -14,19 +15,18 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from prepare_tiny_prompts import SPECIAL, completed, make_model
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from prepare_tiny_prompts import SPECIAL, completed, make_model, word_tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from custom.agent import Agent, AgentSpec, as_user_messages
+from custom.asking import AskingLine, PolicyAnswer, Question, held, trial_answers
 from custom.env import Task
 from custom.env_calls import call_method, describe
 from data.seeds import seed_beside
@@ -57,13 +57,44 @@ CHAT_TEMPLATE = (
 )
 
 
-def play(agent: Agent, seed: int, max_turn: int, task: Task | None = None) -> list[dict[str, Any]]:
+class Games(NamedTuple):
+    """Holds the messages of games, and of what these asked the policy, with the answers."""
+
+    conversations: list[list[dict[str, Any]]]
+    asked: list[list[dict[str, Any]]]
+
+
+def play(
+    agent: Agent,
+    seed: int,
+    max_turn: int,
+    task: Task | None = None,
+    asked: list[list[dict[str, Any]]] | None = None,
+) -> list[dict[str, Any]]:
     """Plays a game with random answers and returns its messages, without what follows the last.
 
     Args:
         seed: what the game is reset with; answers are drawn under another.
         task: the dataset's row that the game is about.
+        asked: what the game asks the policy is added to it, with the answer.
     """
+    draw = random.Random(seed_beside(seed, "asked"))
+
+    def exchange(questions: Sequence[Question]) -> list[PolicyAnswer]:
+        answers = _random_answers(agent, draw, questions, line.asked)
+        for question, answer in zip(questions, answers, strict=True):
+            if asked is not None and not answer.refusal:
+                reply = {"role": "assistant", "content": answer.text}
+                asked.append([*question.messages, reply])
+        return answers
+
+    line = AskingLine(exchange)
+    with held(line):
+        return _play_turns(agent, seed, max_turn, task)
+
+
+def _play_turns(agent: Agent, seed: int, max_turn: int, task: Task | None) -> list[dict[str, Any]]:
+    """Plays the turns of a game; see `play`."""
     draw = random.Random(seed_beside(seed, "answers"))
     messages = list(agent.reset(seed, task))
     for turn in range(max_turn):
@@ -81,20 +112,35 @@ def play(agent: Agent, seed: int, max_turn: int, task: Task | None = None) -> li
     return messages
 
 
-def play_games(
-    agent: Agent, games: int, max_turn: int, tasks: Sequence[Task]
-) -> list[list[dict[str, Any]]]:
+def _random_answers(
+    agent: Agent, draw: random.Random, questions: Sequence[Question], before: int
+) -> list[PolicyAnswer]:
+    """Answers what a game asks the policy by its sample_action; refuses it once it was too much.
+
+    Args:
+        before: how many questions the game has asked already.
+    """
+    answers = trial_answers(questions, before)
+    for place, answer in enumerate(answers):
+        text = call_method(agent.environment, "sample_action", draw)
+        if text is not None and not answer.refusal:
+            answers[place] = replace(answer, text=text)
+    return answers
+
+
+def play_games(agent: Agent, games: int, max_turn: int, tasks: Sequence[Task]) -> Games:
     """Plays games 0, 1, …, whose tasks are the rows in turn; exits with what a game raised."""
-    conversations = []
+    played = Games([], [])
     for seed in range(games):
         task = tasks[seed % len(tasks)] if tasks else None
         try:
-            conversations.append(play(agent, seed, max_turn, task))
+            messages = play(agent, seed, max_turn, task, played.asked)
         # A user's environment may raise anything.
         except Exception as error:
             rows = "" if tasks else "; data.train_files is not set, so that no row was given"
             sys.exit(f"game {seed} failed{rows}: {describe(error)}")
-    return conversations
+        played.conversations.append(messages)
+    return played
 
 
 def _tasks_of(config: PPOConfig) -> list[Task]:
@@ -134,15 +180,7 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     words = dict.fromkeys([*SPECIAL, *ROLES, *NUMBERS])
     for text in texts:
         words.update(dict.fromkeys(text.split()))
-    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<|im_end|>",
-        unk_token="<unk>",
-        chat_template=CHAT_TEMPLATE,
-    )
+    return word_tokenizer(words)
 
 
 def label_answers(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
@@ -207,7 +245,8 @@ def lacking_words(config: PPOConfig, folder: Path, games: int = FEW_GAMES) -> li
     spec = _spec_to_play(config)
     agent = spec.build()
     turns = spec.max_turn or config.agent.max_turn
-    words = _words_in(play_games(agent, games, turns, _tasks_of(config)))
+    played = play_games(agent, games, turns, _tasks_of(config))
+    words = _words_in([*played.conversations, *played.asked])
     agent.close()
     return [
         word
@@ -245,18 +284,22 @@ def prepare(config: PPOConfig, games: int = GAMES, steps: int = STEPS) -> Path:
     agent = spec.build()
     max_turn = spec.max_turn or config.agent.max_turn
     print(f"playing {games} games with answers of sample_action", flush=True)
-    conversations = play_games(agent, games, max_turn, _tasks_of(config))
-    _tell_of_uncalled_tools(agent, conversations)
-    texts = [message["content"] for messages in conversations for message in messages]
+    played = play_games(agent, games, max_turn, _tasks_of(config))
+    _tell_of_uncalled_tools(agent, played.conversations)
+    words = _words_in([*played.conversations, *played.asked])
     tools = agent.tool_schemas or []
     names = [tool["function"]["name"] for tool in tools]
     agent.close()
-    tokenizer = make_tokenizer([*texts, *names])
+    tokenizer = make_tokenizer([*words, *names])
     model = make_model(tokenizer)
     model.config.max_position_embeddings = max(256, config.data.row_length)
     rendered = [
         tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False)
-        for messages in conversations
+        for messages in played.conversations
+    ]
+    # What is asked in a game is answered without its tools.
+    rendered += [
+        tokenizer.apply_chat_template(messages, tokenize=False) for messages in played.asked
     ]
     warm_up(model, tokenizer, rendered, steps)
     with completed(folder) as temporary:

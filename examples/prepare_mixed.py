@@ -16,14 +16,18 @@ from pathlib import Path
 
 import torch
 from mixed_game import TASKS
-from prepare_tiny_prompts import completed, make_model, make_tokenizer, warm_up_guess
-from torch.nn.utils.rnn import pad_sequence
+from prepare_tiny_prompts import (
+    IGNORED,
+    completed,
+    learn_rows,
+    make_model,
+    make_tokenizer,
+    warm_up_guess,
+)
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-BATCH = 64
 STEPS = 600
 LEARNING_RATE = 1e-3
-IGNORED = -100
 
 
 def transcript(draw: random.Random) -> str:
@@ -35,6 +39,12 @@ def transcript(draw: random.Random) -> str:
     return f"<|im_start|> user {task.text} <|im_end|> <|im_start|> assistant {answer} <|im_end|>"
 
 
+def row_of(tokenizer: PreTrainedTokenizerFast, draw: random.Random) -> tuple[list[int], list[int]]:
+    """Returns a transcript's ids, and what is to be learnt of them: the answer and its end."""
+    ids = tokenizer.encode(transcript(draw))
+    return ids, [IGNORED] * (len(ids) - 2) + ids[-2:]
+
+
 def warm_up(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
@@ -42,17 +52,13 @@ def warm_up(
     steps: int = STEPS,
 ) -> None:
     """Trains on transcripts, on the answers' tokens only."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    for _ in range(steps):
-        rows = [torch.tensor(tokenizer.encode(transcript(draw))) for _ in range(BATCH)]
-        learnt = [torch.cat([torch.full_like(ids[:-2], IGNORED), ids[-2:]]) for ids in rows]
-        # (BATCH, length); padding lies behind all that is learnt.
-        ids = pad_sequence(rows, batch_first=True)
-        labels = pad_sequence(learnt, batch_first=True, padding_value=IGNORED)
-        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn_rows(
+        model,
+        lambda: row_of(tokenizer, draw),
+        steps,
+        learning_rate=LEARNING_RATE,
+        decays=False,
+    )
 
 
 def prepare(folder: Path, seed: int, steps: int = STEPS) -> None:

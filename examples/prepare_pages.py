@@ -25,11 +25,7 @@ from pages_game import (
     found_text,
     page_text,
 )
-from prepare_tiny_prompts import CHAT_TEMPLATE, SPECIAL, completed, make_model
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from torch.nn.utils.rnn import pad_sequence
+from prepare_tiny_prompts import IGNORED, SPECIAL, completed, learn_rows, make_model, word_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = [
@@ -46,15 +42,12 @@ WORDS = [
     *(clue for clues in CLUES.values() for clue in clues),
     *FILLERS,
 ]
-BATCH = 64
 STEPS = 3000
 LEARNING_RATE = 2e-3
 # The chance of the lazy player's sub-agent to find the clue that is looked for.
 FINDS = 0.4
 # The chance of what it finds to be any clue.
 MADE_UP = 0.05
-IGNORED = -100
-TOLD_EVERY = 500
 
 # Texts that are read and texts that are said, in turn.
 Conversation = list[tuple[str, str]]
@@ -62,16 +55,7 @@ Conversation = list[tuple[str, str]]
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Makes a tokenizer of whole words, with a chat template."""
-    words = SPECIAL + WORDS
-    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<|im_end|>",
-        unk_token="<unk>",
-        chat_template=CHAT_TEMPLATE,
-    )
+    return word_tokenizer(SPECIAL + WORDS)
 
 
 def any_clue(draw: random.Random) -> str:
@@ -100,7 +84,7 @@ def player(draw: random.Random) -> Conversation:
     return [(f"question {asked}", "look"), (found_text(found), answer)]
 
 
-def row_of(tokenizer: PreTrainedTokenizerFast, turns: Conversation) -> tuple[list[int], ...]:
+def row_of(tokenizer: PreTrainedTokenizerFast, turns: Conversation) -> tuple[list[int], list[int]]:
     """Returns a conversation's ids, and what is to be learnt of them: what is said."""
     ids: list[int] = []
     labels: list[int] = []
@@ -120,23 +104,13 @@ def warm_up(
     steps: int = STEPS,
 ) -> None:
     """Trains on what both roles say."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
-    for step in range(steps):
-        played = [draw.choice([reader, player])(draw) for _ in range(BATCH)]
-        rows = [row_of(tokenizer, turns) for turns in played]
-        # (BATCH, length); padding lies behind all that is learnt.
-        ids = pad_sequence([torch.tensor(row[0]) for row in rows], batch_first=True)
-        labels = pad_sequence(
-            [torch.tensor(row[1]) for row in rows], batch_first=True, padding_value=IGNORED
-        )
-        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if step % TOLD_EVERY == 0:
-            print(f"learning the form: step {step} of {steps}, loss {loss:.2f}", flush=True)
+    learn_rows(
+        model,
+        lambda: row_of(tokenizer, draw.choice([reader, player])(draw)),
+        steps,
+        learning_rate=LEARNING_RATE,
+        decays=True,
+    )
 
 
 def prepare(folder: Path, seed: int, steps: int = STEPS) -> None:

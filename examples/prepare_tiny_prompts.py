@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,10 +21,15 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HIGHEST = 10
 BATCH = 64
+# In the place of a token that is not to be learnt.
+IGNORED = -100
+# Steps.
+TOLD_EVERY = 500
 SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>", "<unk>"]
 WORDS = [
     "system",
@@ -46,10 +51,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Makes a tokenizer of whole words, 64 with what fills it up, and a chat template."""
-    words = SPECIAL + WORDS + [str(n) for n in range(HIGHEST + 2)]
-    words += [f"<extra_{i}>" for i in range(64 - len(words))]
+def word_tokenizer(words: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Makes a tokenizer of these words, `SPECIAL` among them, and a chat template."""
     core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     core.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -59,6 +62,13 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         chat_template=CHAT_TEMPLATE,
     )
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Makes a tokenizer of whole words, 64 with what fills it up, and a chat template."""
+    words = SPECIAL + WORDS + [str(n) for n in range(HIGHEST + 2)]
+    words += [f"<extra_{i}>" for i in range(64 - len(words))]
+    return word_tokenizer(words)
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -77,6 +87,39 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         pad_token_id=tokenizer.pad_token_id,
     )
     return LlamaForCausalLM(config)
+
+
+def learn_rows(
+    model: LlamaForCausalLM,
+    draw_row: Callable[[], tuple[list[int], list[int]]],
+    steps: int,
+    *,
+    learning_rate: float,
+    decays: bool,
+) -> None:
+    """Trains on rows, `BATCH` a step, and tells how far it is.
+
+    Args:
+        draw_row: returns a row's ids, and the same with IGNORED for what is not to be learnt.
+        decays: the learning rate falls to a twentieth.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    last = 0.05 if decays else 1.0
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, last, steps)
+    for step in range(steps):
+        rows = [draw_row() for _ in range(BATCH)]
+        # (BATCH, length); padding lies behind all that is learnt.
+        ids = pad_sequence([torch.tensor(row) for row, _ in rows], batch_first=True)
+        labels = pad_sequence(
+            [torch.tensor(learnt) for _, learnt in rows], batch_first=True, padding_value=IGNORED
+        )
+        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % TOLD_EVERY == 0:
+            print(f"learning the form: step {step} of {steps}, loss {loss:.2f}", flush=True)
 
 
 def sample_bounds(rng: random.Random) -> tuple[int, int]:

@@ -16,10 +16,7 @@ among them, the steps, and the share of the tokens in groups whose rewards were 
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,12 +26,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.seeds import seed_for
 from examples.mixed_game import task_of
+from scripts.table_runs import (
+    PROJECT,
+    Record,
+    arguments,
+    folder_of,
+    make_all,
+    markdown,
+    records_of,
+    rewards_of,
+    run_main,
+    shown,
+)
 from training.observers import Observer, StepReport, StopRequest
 from training.outcomes import outcomes_of
-from training.run.metrics_file import read_records
 
-PROJECT = Path(__file__).resolve().parent.parent
-STEPS = 80
+STEPS = 120
 # Those of `data.seed`.
 SEEDS = (1, 2, 3)
 # Tasks of a validation.
@@ -52,9 +59,10 @@ WAYS: dict[str, tuple[str, ...]] = {
     "difficulty with filter_groups": ("data.sampler.name=difficulty", *FILTER),
 }
 HEADINGS = ("tasks", "seeds", "at the goal", "sampled tokens", "steps", "tokens without spread")
+# Behind the point, of the columns of numbers.
+DIGITS = (0, 0, 2)
 TOKENS = "mine/sampled_tokens"
 FLAT = "mine/tokens_without_spread"
-Record = Mapping[str, Any]
 
 
 class TokenCount(Observer):
@@ -91,7 +99,7 @@ class TokenCount(Observer):
 
     def validated(self, step: int, metrics: Mapping[str, float], generations: Any) -> None:
         """Sees the reward of a validation."""
-        self.reward = rewards_of([metrics])[0]
+        (self.reward,) = rewards_of([{**metrics, "step": step}]).values()
 
     def wants_to_stop(self) -> StopRequest | None:
         """Ends the run where the goal is met."""
@@ -115,124 +123,71 @@ def goal_of(seed: int) -> float:
     return GOAL * sum(possible) / VALIDATION
 
 
-def folder_of(out: Path, way: str, seed: int) -> Path:
-    """Returns the folder of a run."""
-    return out / f"{way.replace(' ', '-')}-{seed}"
-
-
-def records_of(folder: Path) -> list[Record]:
-    """Reads a run's metrics, a record a step; none where it has not begun."""
-    file = folder / "metrics.jsonl"
-    return list(read_records(file)) if file.is_file() else []
-
-
-def rewards_of(records: Sequence[Record]) -> list[float]:
-    """Lists the rewards of a run's validations."""
-    return [
-        value
-        for record in records
-        for name, value in record.items()
-        if name.startswith("val-core/") and name.endswith("reward/mean@1")
-    ]
-
-
-def has_ended(records: Sequence[Record], goal: float, steps: int) -> bool:
+def is_over(records: Sequence[Record], goal: float, steps: int) -> bool:
     """Checks whether a run has met the goal, or made its last step."""
     if not records:
         return False
-    return int(records[-1]["step"]) >= steps or max(rewards_of(records), default=0.0) >= goal
+    best = max(rewards_of(records).values(), default=0.0)
+    return int(records[-1]["step"]) >= steps or best >= goal
 
 
 def make(folder: Path, way: str, seed: int, steps: int, words: Sequence[str]) -> int:
     """Makes a run, or goes on with it; returns its exit code."""
-    argv = [
-        sys.executable,
-        str(PROJECT / "main.py"),
-        str(PROJECT / "configs/mixed.yaml"),
+    own = [
         *WAYS[way],
         f"data.seed={seed}",
         f"agent.val_length={VALIDATION}",
         f"trainer.observers=[{PROJECT / 'scripts/difficulty_table.py'}:TokenCount]",
-        f"trainer.default_local_dir={folder}",
         f"trainer.total_training_steps={steps}",
-        "trainer.save_freq=10",
         "trainer.test_freq=2",
-        "trainer.max_actor_ckpt_to_keep=1",
-        "trainer.logger=[file]",
-        "records.keep_gib=0",
-        *words,
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MIXED_GOAL": str(goal_of(seed))}
-    with open(folder / "log.txt", "ab") as log:
-        done = subprocess.run(argv, stdout=log, stderr=log, env=environment, check=False)
-    return done.returncode
+    return run_main(folder, "mixed.yaml", [*own, *words], MIXED_GOAL=str(goal_of(seed)))
 
 
 def numbers_of(records: Sequence[Record], goal: float) -> list[float]:
     """Returns a run's row of the table: whether it met the goal, and what it took."""
     steps = [record for record in records if TOKENS in record]
     last = steps[-1]
-    is_met = max(rewards_of(records)) >= goal
+    is_met = max(rewards_of(records).values()) >= goal
     tokens = float(last[TOKENS])
     return [float(is_met), tokens, float(last["step"]), last[FLAT] / tokens]
 
 
-def shown(values: Sequence[float], digits: int) -> str:
-    """Writes a mean with the lowest and the highest of several values."""
-    mean = f"{statistics.mean(values):,.{digits}f}"
-    if len(values) == 1 or min(values) == max(values):
-        return mean
-    return f"{mean} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
-
-
 def table(out: Path, seeds: Sequence[int], steps: int) -> str:
     """Writes the table of the runs that have ended, as Markdown."""
-    lines = [f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
+    rows = []
     for way in WAYS:
-        rows = []
+        numbers = []
         for seed in seeds:
             records = records_of(folder_of(out, way, seed))
             goal = goal_of(seed)
-            if has_ended(records, goal, steps):
-                rows.append(numbers_of(records, goal))
-        if rows:
-            met, *numbers = zip(*rows, strict=True)
-            cells = [
-                shown(values, digits) for values, digits in zip(numbers, (0, 0, 2), strict=True)
-            ]
-            met_cell = f"{sum(map(int, met))} of {len(rows)}"
-            lines.append(f"| {' | '.join([way, str(len(rows)), met_cell, *cells])} |")
-    return "\n".join(lines)
+            if is_over(records, goal, steps):
+                numbers.append(numbers_of(records, goal))
+        if numbers:
+            met, *others = zip(*numbers, strict=True)
+            columns = zip(others, DIGITS, strict=True)
+            cells = [shown(values, digits) for values, digits in columns]
+            met_cell = f"{sum(map(int, met))} of {len(numbers)}"
+            rows.append([way, str(len(numbers)), met_cell, *cells])
+    return markdown(HEADINGS, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Makes what is missing, and prints the table; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args, words = arguments(
+        argv, __doc__, list(WAYS), out="outputs/difficulty", seeds=SEEDS, steps=STEPS
     )
-    parser.add_argument("--out", type=Path, default=Path("outputs/difficulty"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--table", action="store_true", help="make no run")
-    args, words = parser.parse_known_args(argv)
-    wrong = [word for word in words if "=" not in word or word.startswith("-")]
-    if wrong:
-        parser.error(f"unknown: {' '.join(wrong)}")
-    # A seed at a time, so that there is something of every way where the time runs out.
-    for seed in args.seeds if not args.table else ():
-        for way in args.ways:
-            folder = folder_of(args.out, way, seed)
-            if has_ended(records_of(folder), goal_of(seed), args.steps):
-                continue
-            exit_code = make(folder, way, seed, args.steps, words)
-            print(f"{way}, seed {seed}: exit code {exit_code}", flush=True)
-            if exit_code:
-                print(f"see {folder}/log.txt", file=sys.stderr)
-                return exit_code
-    print(table(args.out, args.seeds, args.steps))
-    return 0
+
+    def make_one(folder: Path, way: str, seed: int) -> int:
+        return make(folder, way, seed, args.steps, words)
+
+    def has_ended(folder: Path, seed: int) -> bool:
+        return is_over(records_of(folder), goal_of(seed), args.steps)
+
+    exit_code = make_all(args, make_one, has_ended)
+    if exit_code == 0:
+        print(table(args.out, args.seeds, args.steps))
+    return exit_code
 
 
 if __name__ == "__main__":

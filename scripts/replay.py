@@ -2,7 +2,7 @@
 
     python scripts/replay.py RUN_DIR_OR_CONFIG EPISODES.jsonl [--first N] [--loss] [key=value ...]
     python scripts/replay.py RUN_DIR_OR_CONFIG EPISODES.jsonl --episode ID --until-turn K
-        [--model PATH] [key=value ...]
+        [--model PATH] [--times N] [key=value ...]
 
 EPISODES.jsonl is a file of RUN_DIR/episodes; RUN_DIR holds the run's config.yaml, and config.N.yaml
 where it went on with other settings: those of the episodes' step are taken (a validation alone
@@ -29,7 +29,10 @@ the `huggingface` folder of a checkpoint.
 With --until-turn the episode that --episode names (else the file's first) is not compared: the
 turns before K are answered as recorded, and from turn K on (the first is 1) the config's model, or
 the one of --model, plays. PATH is a Hugging Face folder, or a global_step_N of the run.
-`data.seed=N` samples otherwise.
+`data.seed=N` samples otherwise, and with --times N it goes on from there N times. The state before
+turn K is had as a run has it that continues from states (features/branching): by the environment's
+snapshot, by a copy, or by playing the turns again, whichever holds in a trial first. Where none
+does, and for programs, the turns are played again and nothing is proved, which is said.
 """
 
 from __future__ import annotations
@@ -44,13 +47,21 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from torch import nn
 
-from scripts.replay_continued import config_words_of, load_model, play_on, tell_conversation
+from scripts.replay_continued import (
+    config_words_of,
+    load_model,
+    play_on,
+    require_turn,
+    tell_conversation,
+)
 from scripts.replay_differences import compare
 from scripts.replay_episodes import Recorded, read_episodes
 from scripts.replay_episodes import row_of as row_of
 from scripts.replay_loss import loss_of
 from scripts.replay_player import Player
+from scripts.replay_states import NoState, play_on_from_state, tell_continuations
 from training.config import PPOConfig
 from training.config.found_config import require_no_code
 from training.config.loader import ConfigError, load_config
@@ -169,6 +180,27 @@ def summary(episodes: Sequence[Recorded], lines: Sequence[str]) -> str:
     return "; ".join(parts)
 
 
+def go_on(player: Player, lm: nn.Module, episode: Recorded, until_turn: int, times: int) -> None:
+    """Plays an episode on from the state before a turn, and prints how it went on.
+
+    Raises:
+        ValueError: there is no such turn, or it is to go on several times and no state can be had.
+    """
+    require_turn(episode, until_turn)
+    try:
+        continued = play_on_from_state(player, lm, episode, until_turn, times)
+    except NoState as error:
+        if times > 1:
+            why = str(error) or "it has none that could be continued from"
+            raise ValueError(
+                f"--times {times} needs the state before turn {until_turn}: {why}"
+            ) from error
+        if str(error):
+            print(f"{error}; what follows may begin in another state")
+        continued = [play_on(player, lm, episode, until_turn)]
+    tell_continuations(episode, continued, until_turn, tell_conversation)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser of all but the overrides."""
     parser = argparse.ArgumentParser(
@@ -185,6 +217,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--model", type=Path, metavar="PATH", help="what goes on: a model folder, or global_step_N"
     )
     parser.add_argument(
+        "--times", type=int, default=1, metavar="N", help="go on from there N times"
+    )
+    parser.add_argument(
         "--loss", action="store_true", help="also: rewards, advantages, policy loss, gradient norm"
     )
     return parser
@@ -199,6 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown: {' '.join(wrong)}")
     if args.model is not None and args.until_turn is None:
         parser.error("--model is what goes on from a turn: give --until-turn K, too")
+    if args.times < 1 or (args.times > 1 and args.until_turn is None):
+        parser.error("--times is how often it goes on, 1 or more, from a turn: --until-turn K")
     try:
         episodes = read_episodes(args.episodes, args.first)
         if args.episode is not None:
@@ -207,9 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_config(args.config, [*config_words_of(args.model), *overrides], step)
         player = player_of(config, args.config)
         if args.until_turn is not None:
-            lm = load_model(config, args.model)
-            played = play_on(player, lm, episodes[0], args.until_turn)
-            tell_conversation(episodes[0], played, args.until_turn)
+            go_on(player, load_model(config, args.model), episodes[0], args.until_turn, args.times)
             return SAME
         lines = compare(player, episodes)
     except (ConfigError, OSError, ValueError) as error:

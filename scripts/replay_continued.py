@@ -102,6 +102,16 @@ def load_model(config: PPOConfig, model: Path | None) -> nn.Module:
     return worker.actor.actor_module.lm
 
 
+def require_turn(episode: Recorded, until_turn: int) -> None:
+    """Raises ValueError where an episode has no such turn, the first being 1, to go on from."""
+    turns = len(episode["turns"])
+    if not 1 <= until_turn <= turns + 1:
+        raise ValueError(
+            f"--until-turn {until_turn}: episode {episode['episode_id']} has the turns 1 to "
+            f"{turns}; give one of them, or {turns + 1} to go on behind the last"
+        )
+
+
 def play_on(player: Player, lm: nn.Module, episode: Recorded, until_turn: int) -> Recorded:
     """Plays the episode, from turn `until_turn` on, the first being 1, with the model.
 
@@ -110,19 +120,15 @@ def play_on(player: Player, lm: nn.Module, episode: Recorded, until_turn: int) -
     Raises:
         ValueError: the episode has fewer turns before it.
     """
-    turns = len(episode["turns"])
-    if not 1 <= until_turn <= turns + 1:
-        raise ValueError(
-            f"--until-turn {until_turn}: episode {episode['episode_id']} has the turns 1 to "
-            f"{turns}; give one of them, or {turns + 1} to go on behind the last"
-        )
+    require_turn(episode, until_turn)
     engine = ContinuingEngine(player.config, player.model, lm, episode, until_turn - 1)
     specs = [player.specs[episode["agent_index"] % len(player.specs)]]
     rollout = AgentRollout(player.config, engine, player.model.tokenizer, specs, None)
     with closing(rollout):
         batch = rollout.run(describe(player.config, [episode]))
     facts: dict[str, Any] = batch.non_tensor_batch["episode_facts"][0]
-    return {**as_read(facts["ending"], json.loads(facts["record"])), "reward": facts["reward"]}
+    played = as_read(facts["ending"], json.loads(facts["record"]))
+    return {**played, "reward": facts["reward"], "error": facts["error"]}
 
 
 def tell_conversation(

@@ -113,6 +113,9 @@ def without_timed_out_call(episode: Recorded) -> Recorded:
     was_cut = timed_out(episode) or episode["ending"] == LEFT
     if not was_cut or not turns or turns[-1]["done"] is not None:
         return episode
+    # No environment answers what a history had the policy write.
+    if turns[-1].get("writes"):
+        return episode
     episode = deepcopy(episode)
     last_turn = len(turns) - 1
     row = episode["rows"][-1]

@@ -15,20 +15,24 @@ the end.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.run.metrics_file import read_records
+from scripts.table_runs import (
+    Record,
+    arguments,
+    ended_runs,
+    make_all,
+    markdown,
+    run_main,
+    shown,
+)
 
-PROJECT = Path(__file__).resolve().parent.parent
+# The policy at first, and the teacher.
 MODEL = "outputs/codes/model"
 STEPS = 60
 SEEDS = (0, 1, 2)
@@ -36,63 +40,31 @@ SEEDS = (0, 1, 2)
 WINDOW = 10
 WAYS: dict[str, tuple[str, ...]] = {
     "grpo alone": ("teacher.model=null",),
-    "distillation alone": ("teacher.model={model}", "teacher.reward_coef=0"),
-    "both": ("teacher.model={model}",),
-    "both, failures alone": ("teacher.model={model}", "teacher.where=failed"),
+    "distillation alone": (f"teacher.model={MODEL}", "teacher.reward_coef=0"),
+    "both": (f"teacher.model={MODEL}",),
+    "both, failures alone": (f"teacher.model={MODEL}", "teacher.where=failed"),
     "both, the teacher the policy": ("teacher.model=policy",),
+    "both, the teacher its moving average": ("teacher.model=ema",),
 }
 HEADINGS = ("", "seeds", "reward at first", "half way", "at last", "KL to the teacher at last")
 REWARD = "critic/rewards/mean"
-Record = Mapping[str, Any]
 
 
-def folder_of(out: Path, way: str, seed: int) -> Path:
-    """Returns the folder of a run."""
-    return out / f"{way.replace(', ', '-').replace(' ', '-')}-{seed}"
-
-
-def records_of(folder: Path) -> list[Record]:
-    """Reads a run's metrics of its steps; none where it has not begun."""
-    file = folder / "metrics.jsonl"
-    if not file.is_file():
-        return []
-    return [record for record in read_records(file) if REWARD in record]
-
-
-def steps_made(folder: Path) -> int:
-    """Returns the number of a run's last step."""
-    return max((int(record["step"]) for record in records_of(folder)), default=0)
-
-
-def make(folder: Path, way: str, seed: int, args: argparse.Namespace, words: Sequence[str]) -> int:
+def make(folder: Path, way: str, seed: int, steps: int, words: Sequence[str]) -> int:
     """Makes a run, or goes on with it; returns its exit code."""
-    argv = [
-        sys.executable,
-        str(PROJECT / "main.py"),
-        str(PROJECT / "configs/codes.yaml"),
-        f"actor_rollout_ref.model.path={args.model}",
-        *(word.format(model=args.model) for word in WAYS[way]),
+    own = [
+        *WAYS[way],
         f"data.seed={seed}",
-        f"trainer.default_local_dir={folder}",
-        f"trainer.total_training_steps={args.steps}",
-        "trainer.save_freq=20",
+        f"trainer.total_training_steps={steps}",
         "trainer.test_freq=-1",
         "trainer.val_before_train=false",
-        "trainer.max_actor_ckpt_to_keep=1",
-        "trainer.logger=[file]",
-        "records.keep_gib=0",
-        *words,
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "log.txt", "ab") as log:
-        done = subprocess.run(
-            argv, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
-        )
-    return done.returncode
+    return run_main(folder, "codes.yaml", [*own, *words])
 
 
 def numbers_of(records: Sequence[Record], steps: int) -> list[float]:
     """Returns a run's row of the table."""
+    records = [record for record in records if REWARD in record]
     half = steps // 2
     windows = [records[:WINDOW], records[half - WINDOW // 2 :][:WINDOW], records[-WINDOW:]]
     rewards = [statistics.mean(record[REWARD] for record in window) for window in windows]
@@ -100,55 +72,30 @@ def numbers_of(records: Sequence[Record], steps: int) -> list[float]:
     return [*rewards, statistics.mean(kls) if kls else float("nan")]
 
 
-def shown(values: Sequence[float]) -> str:
-    """Writes a mean with the lowest and the highest of several values."""
-    if any(value != value for value in values):
-        return "–"
-    mean = f"{statistics.mean(values):.2f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ({min(values):.2f}–{max(values):.2f})"
-
-
 def table(out: Path, seeds: Sequence[int], steps: int) -> str:
     """Writes the table of the runs that have ended, as Markdown."""
-    lines = [f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
+    rows = []
     for way in WAYS:
-        runs = [records_of(folder_of(out, way, seed)) for seed in seeds]
-        rows = [numbers_of(run, steps) for run in runs if run and int(run[-1]["step"]) >= steps]
-        if rows:
-            cells = [shown(values) for values in zip(*rows, strict=True)]
-            lines.append(f"| {' | '.join([way, str(len(rows)), *cells])} |")
-    return "\n".join(lines)
+        numbers = [numbers_of(run, steps) for run in ended_runs(out, way, seeds, steps)]
+        if numbers:
+            cells = [shown(values) for values in zip(*numbers, strict=True)]
+            rows.append([way, str(len(numbers)), *cells])
+    return markdown(HEADINGS, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Makes what is missing, and prints the table; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args, words = arguments(
+        argv, __doc__, list(WAYS), out="outputs/teacher", seeds=SEEDS, steps=STEPS
     )
-    parser.add_argument("--out", type=Path, default=Path("outputs/teacher"))
-    parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--table", action="store_true", help="make no run")
-    args, words = parser.parse_known_args(argv)
-    wrong = [word for word in words if "=" not in word or word.startswith("-")]
-    if wrong:
-        parser.error(f"unknown: {' '.join(wrong)}")
-    # A seed at a time, so that there is something of every way where the time runs out.
-    for seed in args.seeds if not args.table else ():
-        for way in WAYS:
-            folder = folder_of(args.out, way, seed)
-            if steps_made(folder) >= args.steps:
-                continue
-            exit_code = make(folder, way, seed, args, words)
-            print(f"{way}, seed {seed}: exit code {exit_code}", flush=True)
-            if exit_code:
-                print(f"see {folder}/log.txt", file=sys.stderr)
-                return exit_code
-    print(table(args.out, args.seeds, args.steps))
-    return 0
+
+    def make_one(folder: Path, way: str, seed: int) -> int:
+        return make(folder, way, seed, args.steps, words)
+
+    exit_code = make_all(args, make_one)
+    if exit_code == 0:
+        print(table(args.out, args.seeds, args.steps))
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
             self._steps_per_epoch = num_iters_per_epoch or self._steps_per_epoch
             further_steps = self.config.training.num_epochs * self._steps_per_epoch
             core.total_training_steps = core.global_steps + further_steps
-        if core.global_steps >= core.total_training_steps:
+        if core.global_steps >= core.last_step:
             self._say_nothing_to_train(core)
         with tqdm(total=core.total_training_steps, unit="step", dynamic_ncols=True) as progress:
             self._progress = progress
@@ -296,7 +296,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         reward = metrics.get(HISTORY["reward"], float("nan"))
         self._progress.n = step
         self._progress.set_postfix(reward=f"{reward:.3f}")
-        is_last = self.core is not None and step == self.core.total_training_steps
+        is_last = self.core is not None and step == self.core.last_step
         if is_last or len(self._steps) >= self._steps_per_epoch:
             epoch = math.ceil(step / self._steps_per_epoch)
             self.metrics_history.append(epoch_entry(epoch, self._steps))

@@ -79,11 +79,12 @@ def build_trainer(
     arguments |= _read_datasets(config, tokenizer, set(arguments), acts, brings_agents)
     if data.train_files and data.val_files:
         warn_of_shared_rows(arguments["train_dataset"], arguments["val_dataset"], data.prompt_key)
-    if acts and (brings_agents or not config.plays_dataset_rows):
-        return AgentTrainer(config, tokenizer, **arguments)
-    if data.sampler.class_path and "train_sampler" not in arguments:
+    has_rows = "train_dataset" in arguments
+    if data.sampler.class_path and has_rows and "train_sampler" not in arguments:
         sampler_cls = load_extern_object(data.sampler.class_path, str(data.sampler.class_name))
         arguments["train_sampler"] = sampler_cls(arguments["train_dataset"], data)
+    if acts and (brings_agents or not config.plays_dataset_rows):
+        return AgentTrainer(config, tokenizer, **arguments)
     arguments |= _reward_functions(
         config, tokenizer, arguments.get("reward_fn"), arguments.get("val_reward_fn")
     )

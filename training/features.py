@@ -62,6 +62,12 @@ class Feature:
             run's page shows them; see training/run/metric_names.py.
         keeper: "module:function", (config, tokens) -> `EpisodeKeeper`, or None where the config
             turns it off; see workers/rollout/keepers.py.
+        record_entries: "module:function", config -> function of an `Episode`, behind the failure
+            policy, which returns entries of its record by name, as plain data; or None where the
+            config turns it off. The feature that records episodes asks it.
+        turn_notes: "module:function", (run's folder, folder of its episodes) -> `TurnNotes`, what
+            is shown beside the turns of recorded episodes, or None where the run has nothing of the
+            kind; see features/shared/turn_notes.py. The feature that shows episodes asks it.
         history: "module:function", (config, tokens) -> `HistoryRule`, which decides where an
             episode begins a new context, for every `agent.context` but keep; see
             workers/rollout/history.py. At most one feature brings one.
@@ -117,6 +123,8 @@ class Feature:
     observer_order: int = 100
     metrics: str | None = None
     keeper: str | None = None
+    record_entries: str | None = None
+    turn_notes: str | None = None
     history: str | None = None
     questions: str | None = None
     samplers: Mapping[str, str] = field(default_factory=dict)

@@ -7,7 +7,7 @@ they are with them. A run calls, on the driver:
     run_started                            `fit` begins
       generation_begins -> played -> generation_ends    of a step, or of a validation
       update_begins -> scored -> step_made              of a step
-      validation_begins -> (generation and scores, as above) -> validated
+      validation_begins -> (generation and scores, as above) -> validation_made -> validated
       step_logged -> wants_to_stop                      `checkpoint_saved` comes when it is written
     run_ended                              `fit` has ended
     closed                                 the trainer is shut down
@@ -183,6 +183,16 @@ class Observer:
         """Sees a step that was made; returns metrics to add to those of the step, if any."""
         return None
 
+    def validation_made(self, facts: Sequence[Mapping[str, Any]]) -> Mapping[str, float] | None:
+        """Sees a validation, or an evaluation, that was played; returns metrics to add, if any.
+
+        They stand as val-aux/NAME among the validation's.
+
+        Args:
+            facts: of each episode; none where prompts were answered.
+        """
+        return None
+
     def validated(self, step: int, metrics: Mapping[str, float], generations: Generations) -> None:
         """Sees a validation's metrics, and as many answers as `trainer.log_val_generations`."""
 
@@ -315,7 +325,16 @@ class Observers:
                 there = {**report.metrics, **added}
                 with _checked_notices(report.notices):
                     own = observer.step_made(replace(report, metrics=dict(there))) or {}
-                added |= _new_metrics(own, there)
+                added |= _new_metrics(own, there, "step_made")
+        return added
+
+    def validation_made(self, facts: Sequence[Mapping[str, Any]]) -> Metrics:
+        """Tells of a validation that was played; returns the observers' metrics."""
+        added: Metrics = {}
+        for name, observer in self._working():
+            with self._costing_itself(name):
+                own = observer.validation_made(facts) or {}
+                added |= _new_metrics(own, added, "validation_made")
         return added
 
     def validated(self, step: int, metrics: Mapping[str, float], generations: Generations) -> None:
@@ -444,20 +463,20 @@ def _summary_text(answer: Any) -> str:
     raise TypeError(f"summary returned {answer!r}, a {type(answer).__name__}: return a text")
 
 
-def _new_metrics(own: Mapping[str, float], there: Mapping[str, float]) -> Metrics:
-    """Returns an observer's metrics as numbers.
+def _new_metrics(own: Mapping[str, float], there: Mapping[str, float], method: str) -> Metrics:
+    """Returns the metrics that an observer's method returned as numbers.
 
     Raises:
-        ValueError: the step has one of them already, which an observer must not change.
+        ValueError: there is one of them already, which an observer must not change.
     """
     nameless = [name for name in own if not isinstance(name, str)]
     if nameless:
-        raise TypeError(f"step_made returned a metric named {nameless[0]!r}, which is no text")
+        raise TypeError(f"{method} returned a metric named {nameless[0]!r}, which is no text")
     own = with_printable_names(own)
     taken = [name for name in own if name in there]
     if taken:
         raise ValueError(
-            f"step_made returned {', '.join(taken)}, which the step has already: an observer adds "
+            f"{method} returned {', '.join(taken)}, which the step has already: an observer adds "
             "metrics under names of its own, as mine/tokens"
         )
     return {name: float(value) for name, value in own.items()}

@@ -13,19 +13,15 @@ no generator's state.
 
 import itertools
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
-from custom.reward_managers.unscored import UNSCORED
 from data.batch_fields import GIVEN_FIELDS
 from data.learning_sampler import OUTCOMES, TASK_INDEX, GroupOutcome
 from data.own_names import keep_own
@@ -43,8 +39,6 @@ from training.advantage import compute_response_mask as compute_response_mask
 from training.async_rollout.group_streaming import stream_groups, streams_groups
 from training.async_rollout.prefetch import Prefetch
 from training.batch.dynamic_sampling import DROPPED, collect_varied_groups
-from training.batch.episode_rows import EpisodeRows, group_keys
-from training.batch.row_groups import rows_by_key
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
@@ -56,7 +50,8 @@ from training.episode_batches import (
     environment_rewards,
     metrics_of_episodes,
 )
-from training.observers import ObservedRun, Observer, StepReport
+from training.greedy_baselines import add_greedy_baselines
+from training.observers import ObservedRun, Observer, RunStopped, StepReport
 from training.observers_of_run import open_observers
 from training.outcomes import as_plain, from_plain, outcomes_of
 from training.reward import RewardFunction, lend_tokenizer
@@ -87,6 +82,7 @@ from training.run.roles import need_critic as need_critic
 from training.run.roles import need_reference_policy as need_reference_policy
 from training.run.roles import need_reward_model as need_reward_model
 from training.run.run_lock import run_lock
+from training.run.sampled_tokens import SAMPLED_TOKENS, SampledTokens
 from training.run.signals import EndingSignals
 from training.run.step_source import (
     GeneratedStep,
@@ -133,8 +129,8 @@ class PPOTrainer:
         global_steps: the step that is being made, or was made last.
         position: the data position behind the rows that were trained on; `row_stream.position` may
             be ahead of it.
-        in_step: the weights are in the midst of a step, which must come to its end before a run can
-            be saved.
+        in_step: a step's update has begun, which must come to its end before a signal ends the run.
+        in_update: weights are in the midst of a step, and cannot be saved.
         multi_turn_rollout: plays the agents of a subclass, which makes it in `init_workers`.
         val_generations: the last validation's answers, as many as `trainer.log_val_generations`
             asks for.
@@ -180,6 +176,8 @@ class PPOTrainer:
         self.global_steps = 0
         self.position = DataPosition()
         self.in_step = False
+        self.in_update = False
+        self.sampled_tokens = SampledTokens(config.trainer.total_sampled_tokens)
         # Of a step whose groups were chosen as it was generated.
         self.outcomes_of_generation: list[GroupOutcome] = []
         self.val_generations: list[dict[str, Any]] = []
@@ -295,16 +293,18 @@ class PPOTrainer:
                 self.observers.step_logged(metrics)
             if trainer.val_only:
                 return metrics
-            warn_if_nothing_to_train(self.global_steps, self.total_training_steps)
-            last_step = self.total_training_steps
+            warn_if_nothing_to_train(self.global_steps, self.last_step, self.sampled_tokens)
             self._end_step()
-            with self.saver.ends_saves(lambda: None if self.in_step else self.snapshot):
+            with self.saver.ends_saves(
+                lambda: None if self.in_step else self.snapshot, self._whole_behind
+            ):
                 for step in self.training_batches():
                     with one_process("code that ran in a step"):
                         metrics = self.train_step(step)
                     if self._validates_now():
                         metrics |= self._validate()
-                    if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
+                    step_s = metrics["timing_s/step"]
+                    if self.saver.is_due(self.global_steps, self.last_step, step_s):
                         metrics |= self.save_checkpoint()
                     self.observers.step_logged(metrics)
                     with one_process("on_step"):
@@ -315,6 +315,21 @@ class PPOTrainer:
                     if self.signals.received:
                         raise KeyboardInterrupt
         return metrics
+
+    def _whole_behind(self, error: Exception) -> DriverSnapshot | None:
+        """Returns the end of the last step, where an error left its weights as they were.
+
+        None where an observer ended the run as failed: what it saw may be the weights' fault.
+        """
+        is_stopped = isinstance(error, RunStopped) and error.exit_code != 0
+        return None if self.in_update or is_stopped else self.snapshot
+
+    @property
+    def last_step(self) -> int:
+        """Returns the number of the run's last step, as far as it is known before it is made."""
+        if self.sampled_tokens.are_enough:
+            return self.global_steps
+        return self.total_training_steps
 
     def _watched(self) -> AbstractContextManager[None]:
         """Records the settings; observers hear that the steps of the block are made."""
@@ -332,7 +347,7 @@ class PPOTrainer:
 
     def training_batches(self) -> Iterator[PendingStep]:
         """Yields one step at a time, to be generated or under way; `global_steps` counts it."""
-        while self.global_steps < self.total_training_steps:
+        while self.global_steps < self.last_step:
             number = self.global_steps + 1
             with one_process("code that gives the data's rows"):
                 step = self.step_source.next_step(number, self.total_training_steps)
@@ -373,6 +388,7 @@ class PPOTrainer:
                 metrics |= phases.apply_kl_penalty(batch)
                 batch = phases.add_advantages(batch)
             samples = phases.resample(batch, self.global_steps)
+            self.in_update = True
             if self.critic_wg is not None:
                 with timer("update_critic"):
                     metrics |= self.critic_wg.update_critic(samples)
@@ -407,6 +423,7 @@ class PPOTrainer:
         self.saver.poll()
         self.in_step = True
         staleness = self.step_source.mask_stale_groups(generated.batch, self.global_steps)
+        self.sampled_tokens.begin(generated.batch)
         self.observers.update_begins(generated.batch, self.global_steps)
         generated.batch.meta_info.pop(DROPPED, None)
         self.outcomes_of_generation = from_plain(generated.batch.meta_info.pop(OUTCOMES, ()))
@@ -422,6 +439,7 @@ class PPOTrainer:
         """Keeps what a checkpoint of this step would hold of the driver."""
         self.snapshot = self.take_snapshot()
         self.in_step = False
+        self.in_update = False
 
     def sync_weights(self) -> Metrics:
         """Brings the weights of this step to the engines; returns the canaries' metrics."""
@@ -484,6 +502,7 @@ class PPOTrainer:
         number = self.global_steps if step is None else step
         with self.observers.generating(number, validate=False):
             batch, metrics = self._generate_batch(rows, step)
+        batch.meta_info[SAMPLED_TOKENS] = self.sampled_tokens.take(number)
         self.rollout_wg.sleep_rollout()
         return batch, metrics
 
@@ -528,43 +547,15 @@ class PPOTrainer:
         `reward_baselines`.
         """
         samples = self.config.actor_rollout_ref.rollout.n
-        prompts = self.prompt_batch(rows, samples, first_group, step=step)
-        batch = self.play(prompts)
+        batch = self.play(self.prompt_batch(rows, samples, first_group, step=step))
         if "reward_baselines" in self.config.estimator_needs:
-            greedy_prompts = self.prompt_batch(rows, 1, first_group, step=step)
-            greedy_prompts.meta_info["do_sample"] = False
-            baseline_of_group = self._rewards_by_group(greedy_prompts)
-            # A role that did not speak in the greedy episode has no baseline.
-            found = [baseline_of_group.get(key, math.nan) for key in group_keys(batch)]
-            baselines = torch.tensor(found)  # (B,)
-            is_unscored = baselines.isnan()
-            if is_unscored.any() and self.config.agent.on_failure != "zero":
-                kept = (~is_unscored)[:, None]
-                batch.batch["response_mask"] = batch.batch["response_mask"] * kept
-            batch.batch["reward_baselines"] = baselines.nan_to_num(0.0)
+            add_greedy_baselines(self, batch, rows, first_group, step)
         return batch
-
-    def _rewards_by_group(self, prompts: DataProto) -> dict[str, float]:
-        """Answers prompts, of which each is a group, and returns their rewards by group.
-
-        The reward is NaN where a model beside the policy did not judge the answer, and a mean where
-        an agent has several conversations.
-        """
-        batch = self.play(prompts)
-        scores, infos = self.score(batch, self.reward_fn)
-        episodes = EpisodeRows(batch)
-        rewards = episodes.join(scores).sum(dim=1).tolist()
-        if UNSCORED in infos:
-            for number, rows in enumerate(episodes.rows):
-                if any(infos[UNSCORED][row] for row in rows):
-                    rewards[number] = float("nan")
-        keys = group_keys(batch)[episodes.first].tolist()
-        groups = rows_by_key(keys).items()
-        return {key: fmean(rewards[member] for member in members) for key, members in groups}
 
     def play(self, prompts: DataProto) -> DataProto:
         """Answers prompts, or plays described episodes, and tells observers."""
         batch = self._generate_multi_turn_sequences(prompts)
+        self.sampled_tokens.played(batch, prompts.meta_info)
         self.observers.played(batch)
         return batch
 
@@ -589,6 +580,7 @@ class PPOTrainer:
         return {
             "training/global_step": self.global_steps,
             "training/epoch": self.position.epoch,
+            "training/sampled_tokens": self.sampled_tokens.so_far,
             **compute_step_metrics(batch, timer.seconds, self.config.trainer.all_ranks, textless),
             **take_model_metrics(side_names(self.config), batch),
         }
@@ -596,7 +588,7 @@ class PPOTrainer:
     def _validates_now(self) -> bool:
         """Checks whether this step is the last, or one of those that `test_freq` names."""
         frequency = self.config.trainer.test_freq
-        is_last = self.global_steps >= self.total_training_steps
+        is_last = self.global_steps >= self.last_step
         return is_last or (frequency > 0 and self.global_steps % frequency == 0)
 
     # Checkpoints
@@ -628,6 +620,7 @@ class PPOTrainer:
             global_steps=self.global_steps,
             epoch=self.position.epoch,
             rows_done=self.position.rows_done,
+            sampled_tokens=self.sampled_tokens.so_far,
             kl_coef=float(self.phases.kl_controller.value),
             observers=self.observers.state_dict(),
             estimator=kept_state(
@@ -639,6 +632,7 @@ class PPOTrainer:
     def load_driver_state(self, state: DriverState) -> None:
         """Goes on from a checkpoint's `driver_state`."""
         self.global_steps = state.global_steps
+        self.sampled_tokens.so_far = state.sampled_tokens
         self.position = state.position
         self.row_stream.seek(state.position)
         self.row_stream.order.load_state_dict(state.sampler)
@@ -671,7 +665,7 @@ class PPOTrainer:
             return
         state = load_driver_state(checkpoint)
         with refusing_what_does_not_fit(checkpoint, state.global_steps, self.config):
-            self.saver.load_groups(checkpoint)
+            self.saver.load_groups(checkpoint, state.global_steps)
         self.load_driver_state(state)
         self.step_source.restore(checkpoint)
         self.observers.went_to(self.global_steps, self._steps_in_flight())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data.own_names import keep_own
 from data.protocol import DataProto
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import EpisodeRows, episode_facts
 from training.config.side_services import side_names
 from training.run.dumps import dump, readable_rows
 from training.run.metrics.model_metrics import take_model_metrics
@@ -33,6 +33,7 @@ class ValidationSamples:
         endings: how the episode ended.
         tokens: that the policy sampled.
         infos: variable -> values, None where an episode has none; `reward` is one of them.
+        observed: metrics that observers add.
     """
 
     sources: list[str] = field(default_factory=list)
@@ -40,6 +41,7 @@ class ValidationSamples:
     endings: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     infos: dict[str, list[Any]] = field(default_factory=dict)
+    observed: dict[str, float] = field(default_factory=dict)
 
     @property
     def rewards(self) -> list[float]:
@@ -62,7 +64,8 @@ class ValidationSamples:
         """Computes a validation's metrics, as `val-core/SOURCE/reward/mean@N`."""
         nested = process_validation_metrics(self.sources, self.uids, self.infos, seed=seed)
         metrics = flatten_validation_metrics(nested)
-        return metrics | reward_intervals(self.sources, self.uids, self.rewards)
+        metrics |= reward_intervals(self.sources, self.uids, self.rewards)
+        return metrics | {f"val-aux/{name}": value for name, value in self.observed.items()}
 
 
 def validate(trainer: Any) -> dict[str, float]:
@@ -83,12 +86,15 @@ def play_validation(trainer: Any) -> ValidationSamples:
     trainer.val_generations = []
     n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
     trainer.observers.validation_begins(trainer.global_steps)
+    facts: list[Mapping[str, Any]] = []
     for rows in trainer.val_dataloader:
         # Tasks so far, whatever was played of them: the seeds of those to come follow from it.
         first_group = len(set(samples.uids))
         batch, values, tokens = _validate_batch(trainer, rows, n, first_group)
         samples.add(batch, values, trainer.config.data.reward_fn_key)
         samples.tokens += tokens
+        facts += episode_facts(batch)
+    samples.observed = trainer.observers.validation_made(facts)
     return samples
 
 

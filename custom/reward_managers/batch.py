@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from custom.coroutines import finished
 from custom.env import BadRewardFunction, RewardFunctionRaised
 from custom.env_calls import raised
 from custom.model_errors import ModelError
@@ -30,12 +31,14 @@ class BatchRewardManager(NaiveRewardManager):
 
     def _score(self, samples: list[RewardSample]) -> list[Any]:
         try:
-            answer = self.compute_score(
-                data_sources=[sample.data_source for sample in samples],
-                solution_strs=[sample.solution_str for sample in samples],
-                ground_truths=[sample.ground_truth for sample in samples],
-                extra_infos=[sample.extra_info for sample in samples],
-                **self.reward_kwargs,
+            answer = finished(
+                self.compute_score(
+                    data_sources=[sample.data_source for sample in samples],
+                    solution_strs=[sample.solution_str for sample in samples],
+                    ground_truths=[sample.ground_truth for sample in samples],
+                    extra_infos=[sample.extra_info for sample in samples],
+                    **self.reward_kwargs,
+                )
             )
             results = list(answer)
         except ModelError as error:

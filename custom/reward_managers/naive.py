@@ -8,7 +8,6 @@ number, is an error that names the row; but where it is a model beside the polic
 managers change only `_score`.
 """
 
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ import torch
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
+from custom.coroutines import finished
 from custom.env import BadRewardFunction, RewardFunctionRaised
 from custom.env_calls import located, raised, shown
 from custom.model_errors import ModelError
@@ -188,12 +188,14 @@ class NaiveRewardManager:
         for sample in samples:
             beat("the reward of a row began")
             try:
-                result = self.compute_score(
-                    data_source=sample.data_source,
-                    solution_str=sample.solution_str,
-                    ground_truth=sample.ground_truth,
-                    extra_info=sample.extra_info,
-                    **self.reward_kwargs,
+                result = finished(
+                    self.compute_score(
+                        data_source=sample.data_source,
+                        solution_str=sample.solution_str,
+                        ground_truth=sample.ground_truth,
+                        extra_info=sample.extra_info,
+                        **self.reward_kwargs,
+                    )
                 )
             except ModelError as error:
                 result = Unscored(str(error))
@@ -246,9 +248,6 @@ def _score_of(result: Any, sample: RewardSample, function: str) -> float:
     """Returns the number in what the scoring function returned; ValueError names the row."""
     if isinstance(result, Unscored):
         return 0.0
-    if inspect.iscoroutine(result):
-        result.close()
-        raise BadRewardFunction(f"{function} is an `async def`; write `def`")
     keys = result if isinstance(result, dict) else {}
     nameless = [key for key in keys if not isinstance(key, str)]
     if nameless:

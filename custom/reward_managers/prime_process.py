@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from custom.confine import die_with_parent
+from custom.coroutines import finished
 from custom.model_errors import ModelError
 from custom.model_usage import USAGE, Counts
 from custom.reward_managers.unscored import Unscored
@@ -44,7 +45,7 @@ def score_from_file(path: str, name: str, arguments: dict[str, Any]) -> Scored:
     processes.
     """
     try:
-        result = load_extern_object(path, name)(**arguments)
+        result = finished(load_extern_object(path, name)(**arguments))
         pickle.dumps(result)
     except ModelError as error:
         return Scored("", Unscored(str(error)), USAGE.take())

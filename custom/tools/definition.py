@@ -90,5 +90,5 @@ class Tool(ABC):
         """Gets the arguments by name and returns the observation: text, or what JSON can show.
 
         A StepResult instead brings a reward and may end the episode. Raising is fine: the model
-        sees the message. A TimeoutError counts as a timeout.
+        sees the message. A TimeoutError counts as a timeout. It may be an `async def`.
         """

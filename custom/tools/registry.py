@@ -6,6 +6,7 @@ bad_arguments, exception, timeout. Only the environment's own failures pass thro
 the episode.
 """
 
+import inspect
 import json
 import re
 import time
@@ -17,10 +18,12 @@ from functools import partial
 from threading import Thread
 from typing import Any
 
-from custom.asking import deeper, join_within
+from custom.asking import await_within, deeper, join_within
+from custom.coroutines import finished
 from custom.env import Observation, StepResult, Task
 from custom.env_calls import (
     MAX_OBSERVATION_CHARS,
+    call_method,
     check_observation,
     check_step,
     cut_middle,
@@ -126,12 +129,12 @@ class ToolRegistry:
                 f"the tools are: {', '.join(self.tools) or 'none'}",
             )
         for tool in self.tools.values():
-            tool.begin_episode(task)
+            call_method(tool, "begin_episode", task)
 
     def close(self) -> None:
         """Closes the tools."""
         for tool in self.tools.values():
-            tool.close()
+            call_method(tool, "close")
 
     def schemas(self) -> list[dict[str, Any]]:
         """Returns all tools as function schemas."""
@@ -192,18 +195,25 @@ class ToolRegistry:
 
     def _run(self, tool: Tool, arguments: dict[str, Any]) -> Outcome:
         """Runs the tool, within its deadline where it has one."""
+        name = tool.definition.name
+        timeout_s = tool.definition.timeout_s
+        # A coroutine stays in the event loop of its episode, and is cancelled at its deadline.
+        is_async = inspect.iscoroutinefunction(tool.execute)
+
+        def call() -> Any:
+            if is_async and timeout_s is not None:
+                return await_within(tool.execute(**arguments), timeout_s, _overdue(name, timeout_s))
+            return tool.execute(**arguments)
 
         def run() -> Any:
             with deeper():
-                value = tool.execute(**arguments)
+                value = finished(call())
             if isinstance(value, StepResult):
                 # Checked as an environment's would be.
                 return check_step(value, "the tool")
             return value
 
-        name = tool.definition.name
-        timeout_s = tool.definition.timeout_s
-        if timeout_s is None:
+        if timeout_s is None or is_async:
             outcome = guarded(run)
         else:
             outcome = self._run_in_thread(name, run, timeout_s)
@@ -233,7 +243,12 @@ class ToolRegistry:
         if outcomes:
             return outcomes[0]
         hanging.append(thread)
-        return Outcome(f"tool {name!r} did not answer within {timeout_s:g} s", "timeout")
+        return Outcome(_overdue(name, timeout_s), "timeout")
+
+
+def _overdue(name: str, timeout_s: float) -> str:
+    """Says that a call was given up at its deadline."""
+    return f"tool {name!r} did not answer within {timeout_s:g} s"
 
 
 def _step(

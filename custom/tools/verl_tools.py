@@ -10,7 +10,6 @@ any other:
         tool_schema: {type: function, function: {name: search, description: …, parameters: {…}}}
 """
 
-import asyncio
 import importlib.util
 import uuid
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from custom.coroutines import finished
 from custom.env import Task
 from custom.env_calls import takes_keyword
 from custom.tools.definition import Tool, ToolDefinition
@@ -100,7 +100,7 @@ class VerlTool(Tool):
 
     def execute(self, **arguments: Any) -> Any:
         """Runs the call to its end."""
-        return asyncio.run(self._call(arguments))
+        return finished(self._call(arguments))
 
     async def _call(self, arguments: dict[str, Any]) -> Any:
         created = await self._run("create", str(uuid.uuid4()))

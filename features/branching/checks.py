@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from features.branching.judging_words import JUDGED
 from features.branching.settings import NEVER, BranchingSettings
+from features.branching.trained import TRAINING
+from training.config.row_readers import row_reader_sentences
 
 if TYPE_CHECKING:
     from training.config.schema.ppo import PPOConfig
@@ -40,6 +42,8 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
     yield from _turn_problems(config, settings)
     yield from _player_problems(config, settings.places)
     yield from _run_problems(config, settings.places)
+    if settings.train:
+        yield from _training_problems(config, settings)
 
 
 def _turn_problems(config: PPOConfig, settings: BranchingSettings) -> Iterator[str]:
@@ -48,7 +52,9 @@ def _turn_problems(config: PPOConfig, settings: BranchingSettings) -> Iterator[s
         [choice.max_turn or config.agent.max_turn for choice in config.environments],
         default=config.agent.max_turn,
     )
-    if settings.numbered and min(settings.numbered) >= most:
+    # Summaries are turns beside those of the episode.
+    makes_more = config.agent.context != "keep"
+    if settings.numbered and min(settings.numbered) >= most and not makes_more:
         yield (
             f"branching.at={settings.places}: turns count from 0, and agent.max_turn={most} allows "
             f"none above {most - 1}: name turns that are played"
@@ -82,4 +88,59 @@ def _run_problems(config: PPOConfig, at: str) -> Iterator[str]:
             f"branching.at={at} with trainer.async_level={config.trainer.async_level}: new weights "
             "may come between an episode and its continuations, which would measure another "
             "policy: set trainer.async_level=0, or branching.at=never"
+        )
+
+
+def _training_problems(config: PPOConfig, settings: BranchingSettings) -> Iterator[str]:
+    """Yields what keeps continuations from being trained on without a bias."""
+    on = "branching.train=true"
+    estimator = config.algorithm.adv_estimator
+    if estimator not in TRAINING:
+        yield (
+            f"{on} with algorithm.adv_estimator={estimator}: continuations are trained on with "
+            f"{' and '.join(TRAINING)}, which judge them by the others of their state: take one of "
+            "these, or set branching.train=false"
+        )
+    elif settings.random_numbers == "common":
+        yield (
+            f"{on} with branching.random_numbers=common: later turns of a continuation have the "
+            "episode's seeds, and are no samples of their own: set branching.random_numbers=fresh"
+        )
+    if not settings.numbered and settings.at != ("every",):
+        yield (
+            f"{on} with branching.at={settings.places}: where continuations begin depends on the "
+            "episode, and so would their weights: set branching.at=every, or numbers of turns, as "
+            "[0,9]"
+        )
+    yield from row_reader_sentences(config, f"{on} gives episodes several rows")
+    yield from _unweighted_problems(config, on)
+
+
+def _unweighted_problems(config: PPOConfig, on: str) -> Iterator[str]:
+    """Yields settings that would count the tokens of continuations as the episodes' own."""
+    actor = config.actor_rollout_ref.actor
+    key = "actor_rollout_ref.actor"
+    if actor.loss_agg_counts == "rows":
+        yield (
+            f"{on} with {key}.loss_agg_counts=rows: each continuation would count as an episode: "
+            "set it to episodes"
+        )
+    unweighted = {
+        f"{key}.use_kl_loss=true": actor.use_kl_loss,
+        "algorithm.use_kl_in_reward=true": config.algorithm.use_kl_in_reward,
+        "algorithm.rollout_correction": config.algorithm.rollout_correction.corrects,
+        f"{key}.router_replay.mode={actor.router_replay.mode}": (
+            actor.router_replay.mode != "disabled"
+        ),
+    }
+    for setting, is_set in unweighted.items():
+        if is_set:
+            yield (
+                f"{on} with {setting}: it reads the tokens of episodes alone, or would weigh those "
+                "of continuations as much: take one of the two out"
+            )
+    if config.trainer.train_finished_groups:
+        yield (
+            f"{on} with trainer.train_finished_groups=true: groups are trained on before their "
+            "continuations' rows are added: set one of the two to false"
         )

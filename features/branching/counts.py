@@ -11,6 +11,7 @@ from data.turn_tokens import TurnTokens
 from data.warn_once import warn_first
 from features.branching.measured import measure
 from features.branching.settings import BranchingSettings
+from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
 from training.observers import ObservedRun, Observer, StepReport
 from workers.rollout.begin import SAME
@@ -52,23 +53,14 @@ class BranchKeeper(EpisodeKeeper):
 
 
 class BranchObserver(Observer):
-    """Adds the metrics of continuations to a step's; counts all tokens of the run.
+    """Adds the metrics of continuations to a step's.
 
     What dynamic sampling leaves out was sampled all the same, and counts.
     """
 
     def __init__(self) -> None:
-        self.sampled_tokens = 0
         # By step, of all its batches that were played.
         self.facts: dict[int, list[Mapping[str, Any]]] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the tokens so far."""
-        return {"sampled_tokens": self.sampled_tokens}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
-        self.sampled_tokens = int(state["sampled_tokens"])
 
     def played(self, batch: DataProto, step: int, validate: bool) -> None:
         """Keeps the facts of a step's episodes."""
@@ -81,8 +73,7 @@ class BranchObserver(Observer):
         metrics = branch_metrics(facts)
         for subject, problem in step_problems(metrics, facts):
             warn_first(__name__, subject, f"branching: in step {report.step} {problem}")
-        self.sampled_tokens += int(metrics["branching/all_sampled_tokens"])
-        return metrics | {"branching/all_sampled_tokens/so_far": float(self.sampled_tokens)}
+        return metrics
 
 
 def step_problems(
@@ -115,16 +106,17 @@ def step_problems(
 def _facts_of(batch: DataProto) -> list[Mapping[str, Any]]:
     """Lists the facts of a batch's episodes, each of which has one row that tells them."""
     facts = batch.non_tensor_batch.get("episode_facts", ())
-    return [each for each in facts if each is not None]
+    # A dummy row has the facts of the row that it copies.
+    is_real = real_rows(batch).tolist()
+    return [each for each, real in zip(facts, is_real, strict=False) if real and each is not None]
 
 
 def branch_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Counts the continuations of a step's episodes, and all tokens that were sampled."""
+    """Counts the continuations of a step's episodes, and their tokens."""
     counted = [each[BRANCHES] for each in facts if BRANCHES in each]
     endings: Counter[str] = Counter()
     for each in counted:
         endings.update(each["endings"])
-    own = sum(each["sampled_tokens"] for each in facts)
     of_branches = sum(each["sampled_tokens"] for each in counted)
     turns = sum(len(each["returns"]) for each in counted)
     valued = sum(1 for each in counted for returns in each["returns"] if returns)
@@ -137,5 +129,4 @@ def branch_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "branching/refused_states": float(sum(each["refused"] for each in counted)),
         "branching/sampled_tokens": float(of_branches),
         "branching/prefilled_tokens": float(sum(each["prefilled_tokens"] for each in counted)),
-        "branching/all_sampled_tokens": float(own + of_branches),
     }

@@ -133,7 +133,7 @@ class Court:
         return "\n".join(lines)
 
     def sentence(self) -> str:
-        """Says in one sentence which estimator agrees best, and how well the others do."""
+        """Says which estimator agrees best, how well the others do, and whether that is known."""
         if not self.can_judge:
             return (
                 "The two halves of the continuations do not agree on any credit: no estimator can "
@@ -144,4 +144,11 @@ class Court:
         first = (
             f"{best.estimator} agrees with the truth of your environment at r = {best.agreement.r}"
         )
-        return "; ".join([first, ", ".join(told)] if told else [first]) + "."
+        sentence = "; ".join([first, ", ".join(told)] if told else [first]) + "."
+        if -1.0 in best.agreement.r and 1.0 in best.agreement.r:
+            groups = len(self.turns.group_names)
+            sentence += (
+                f" But that interval holds every correlation: episodes of {groups} groups are too "
+                "few to know; take more episodes, or more continuations of a turn."
+            )
+        return sentence

@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from data.protocol import DataProto
 from data.watchdog import watching
 from features.branching.court import Court
 from features.branching.credit import BranchedEpisode, JudgedTurns
+from features.branching.files import PAGE, RESULT
 from features.branching.judged import JudgedBatch, judge_batch
 from features.branching.judged_file import append, read_judged
 from features.branching.judging_page import write_page
@@ -47,12 +49,11 @@ from training.run.checkpoint_contents import CRITIC
 from training.run.files import write_atomically
 from training.run.leftovers import ends_leftovers
 from training.run.named_model import CannotUse, find_named_model
+from training.run.recorded_config import record_config
 from training.run.run_lock import is_held
 from training.run.signals import EndingSignals
 
 logger = logging.getLogger(__name__)
-RESULT = "credit.json"
-PAGE = "credit.html"
 
 
 def judge_credit(config: PPOConfig, wanted: WantedCourt, signals: EndingSignals) -> int:
@@ -64,13 +65,15 @@ def judge_credit(config: PPOConfig, wanted: WantedCourt, signals: EndingSignals)
     trained_by = config.algorithm.adv_estimator
     needs = _require_estimators(config, wanted)
     config, checkpoint = _find_weights(config, wanted, needs)
+    asked = config
     out = _output_folder(config, wanted, checkpoint)
     register_adv_est(name_that_needs(needs), needs=needs)(_rewards)
     config = judging_config(config, wanted, out, checkpoint, needs)
     problems = [*check_config(config), *_court_problems(config, wanted, out)]
     if problems:
         raise ConfigError(problems)
-    out.mkdir(parents=True, exist_ok=True)
+    # By this its episodes can be played again.
+    record_config(out, asked, 0)
     try:
         batches = _play(config, wanted, out, signals, trained_by)
     except EnvironmentsFail as error:
@@ -221,17 +224,17 @@ def _play_batch(
     """
     trainer.sync_weights()
     batch, _ = trainer.generate(rows, step)
-    _write_records(batch, out)
+    _write_records(batch, out, trainer.tokenizer)
     return judge_batch(trainer, batch, wanted.estimators, wanted.samples, states)
 
 
-def _write_records(batch: DataProto, out: Path) -> None:
+def _write_records(batch: DataProto, out: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes the batch's episodes to OUT/episodes, where records are a feature."""
     if "records" not in features():
         return
     from features.records.feature import write_episodes
 
-    write_episodes(out / "episodes", batch)
+    write_episodes(out / "episodes", batch, tokenizer)
 
 
 # Telling
@@ -304,10 +307,14 @@ def _tell(config: PPOConfig, wanted: WantedCourt, batches: Sequence[JudgedBatch]
     court = Court.of(turns, credits)
     truth = truth_of(config)
     print(f"\n{court.table()}\n\n{court.sentence()}\n{truth}")
-    write_atomically(
-        out / RESULT, json.dumps(_result(court, batches, left_out, failed, truth), indent=1)
-    )
+    result = _result(court, batches, left_out, failed, truth)
+    result["turn_gamma"] = config.algorithm.turn_gamma
+    write_atomically(out / RESULT, json.dumps(result, indent=1))
     write_page(out / PAGE, court, batches, truth)
+    if _make_viewer(out):
+        from features.viewer.feature import episode_address
+
+        write_page(out / PAGE, court, batches, truth, episode_address)
     print(f"  {out / PAGE}\n  {out / RESULT}", flush=True)
     return 0
 
@@ -322,6 +329,18 @@ def _told_failures(batches: Sequence[JudgedBatch]) -> dict[str, str]:
         reason = why.partition("\n")[0]
         print(f"not judged: {name}: it failed in {times} of {len(batches)} batches: {reason}")
     return failed
+
+
+def _make_viewer(out: Path) -> bool:
+    """Makes the viewer of the court's episodes, where that is a feature; says whether it did."""
+    if not {"records", "viewer"} <= features().keys():
+        return False
+    from features.viewer.feature import make_viewer
+
+    problem = make_viewer(out)
+    if problem:
+        print(f"the court has no viewer of its episodes: {problem}", file=sys.stderr)
+    return not problem
 
 
 def truth_of(config: PPOConfig) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from features.branching.court import HEADINGS, Court, Judgement
+from features.branching.court import HEADINGS, Court, Judgement, WrongTurn
 from features.branching.judged import JudgedBatch
 from training.run.files import write_atomically
 
@@ -35,11 +35,22 @@ details { margin: .3em 0 } summary { cursor: pointer } .turn { margin-left: 1.5e
 """
 
 
-def write_page(path: Path, court: Court, batches: Sequence[JudgedBatch], truth: str) -> None:
+# Returns where an episode is shown at a turn, of its step, name and turn.
+Address = Callable[[int, str, int], str]
+
+
+def write_page(
+    path: Path,
+    court: Court,
+    batches: Sequence[JudgedBatch],
+    truth: str,
+    address: Address | None = None,
+) -> None:
     """Writes the page of a court.
 
     Args:
         truth: a sentence on which truth was measured.
+        address: where, from the page's folder on, an episode is shown; None: nowhere.
     """
     sections = [
         f"<h1>Credit of turns</h1><p>{escape(court.sentence())}</p><p>{escape(truth)}</p>",
@@ -50,7 +61,7 @@ def write_page(path: Path, court: Court, batches: Sequence[JudgedBatch], truth: 
         _plots(court, _by_turn),
         f"<h2>By task</h2>{_by_task(court)}",
         "<h2>The turns most wrongly credited</h2>",
-        _worst_turns(court, batches),
+        _worst_turns(court, batches, address),
     ]
     body = "\n".join(sections)
     page = (
@@ -169,7 +180,7 @@ def _by_task(court: Court) -> str:
     )
 
 
-def _worst_turns(court: Court, batches: Sequence[JudgedBatch]) -> str:
+def _worst_turns(court: Court, batches: Sequence[JudgedBatch], address: Address | None) -> str:
     """Writes, for each estimator, the turns that it credited most wrongly, with their episodes."""
     texts: dict[str, list[str]] = {}
     steps: dict[str, int] = {}
@@ -189,7 +200,16 @@ def _worst_turns(court: Court, batches: Sequence[JudgedBatch]) -> str:
             items.append(
                 f"<details><summary>episode {escape(wrong.episode)}, turn {wrong.turn}: estimated "
                 f"{wrong.credit:.3g}, measured {wrong.measured:.3g}</summary>{said}"
-                f'<a href="episodes/{steps.get(wrong.episode, 0)}.jsonl">its record</a></details>'
+                f"{_links(steps.get(wrong.episode, 0), wrong, address)}</details>"
             )
         parts.append(f"<h3>{escape(judged.estimator)}</h3>{''.join(items)}")
     return "".join(parts)
+
+
+def _links(step: int, wrong: WrongTurn, address: Address | None) -> str:
+    """Links to the page of a turn's episode, where there is one, and to its record."""
+    record = f'<a href="episodes/{step}.jsonl">its record</a>'
+    if address is None:
+        return record
+    page = escape(address(step, wrong.episode, wrong.turn), quote=True)
+    return f'<a href="{page}">the episode, with its continuations</a>, {record}'

@@ -8,6 +8,7 @@ continuation is left out without being counted.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from features.branching.states import REFUSAL
 from training.config import AgentConfig
 from workers.rollout.begin import DIFFERS, SAME
 from workers.rollout.episode import FAILURES, Episode, Turn
+from workers.rollout.episode_facts import own_turns
 from workers.rollout.failure_policy import is_masked
 
 
@@ -76,14 +78,37 @@ def measure(episode: Episode, agent: AgentConfig, turn_gamma: float) -> Measured
         measured.endings[branch.ending] += 1
         measured.sampled_tokens += sampled_tokens(branch)
         measured.prefilled_tokens += prefilled_tokens(branch, episode)
-        if branch.ending == DIFFERS:
-            measured.left_out.append(branch.error)
-        elif branch.ending in FAILURES and is_masked(branch.ending, agent):
-            measured.left_out.append(branch.error or branch.ending)
+        reason = why_left_out(branch, agent)
+        if reason:
+            measured.left_out.append(reason)
         else:
-            rewards = own if branch.ending == SAME else turn_rewards(branch)
-            measured.returns[turn].append(discounted(rewards[turn:], turn_gamma))
+            measured.returns[turn].append(return_of(branch, own, turn_gamma))
     return measured
+
+
+def why_left_out(branch: Episode, agent: AgentConfig) -> str:
+    """Says why a branch does not count; "": it does."""
+    if branch.ending == DIFFERS:
+        return branch.error or DIFFERS
+    if branch.ending in FAILURES and is_masked(branch.ending, agent):
+        return branch.error or branch.ending
+    return ""
+
+
+def return_of(branch: Episode, own: list[float], turn_gamma: float) -> float:
+    """Returns what a branch earned from its first turn on.
+
+    Args:
+        own: the rewards of the turns of the episode whose branch it is.
+    """
+    assert branch.begin is not None
+    rewards = own if branch.ending == SAME else turn_rewards(branch)
+    return discounted(rewards[branch.begin.turn :], turn_gamma)
+
+
+def counts(branch: Episode, agent: AgentConfig) -> bool:
+    """Checks whether a continuation counts: it is not left out by the failure policy."""
+    return not why_left_out(branch, agent)
 
 
 def turn_rewards(episode: Episode) -> list[float]:
@@ -118,11 +143,10 @@ def prefilled_tokens(branch: Episode, episode: Episode) -> int:
     return attempts * (_prompt_of(branch, turn) or _prompt_of(episode, turn))
 
 
-def _sampled_turns(branch: Episode) -> list[list[Turn]]:
+def _sampled_turns(branch: Episode) -> list[Sequence[Turn]]:
     """Lists the turns that a branch sampled, of each attempt."""
-    assert branch.begin is not None
     attempts = [branch.turns, *(attempt.turns for attempt in branch.failed_attempts)]
-    return [list(turns[branch.begin.turn :]) for turns in attempts]
+    return [own_turns(branch, turns) for turns in attempts]
 
 
 def _prompt_of(episode: Episode, turn: int) -> int:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from custom.env import Task
 from data.seeds import seed_beside
 from features.branching.settings import BranchingSettings
-from features.branching.states import KINDS, MEGABYTE, REFUSAL
+from features.branching.states import KINDS, MEGABYTE, NO_SNAPSHOT, REFUSAL
 from training.config import PPOConfig
 from workers.agent_pools import open_pool
 from workers.environments.names import CannotBuild, environment_source
@@ -189,7 +189,7 @@ class _Trial:
             again.replies.append(self._reply("step"))
             what = f"the answer to turn {number}"
             if way in KINDS:
-                what += f" (from the state before turn {turn} on)"
+                what += f" behind the state before turn {turn}"
             self._require_equal_replies(what, again.replies[-1], original.replies[number + 1])
         return again
 
@@ -242,9 +242,9 @@ class _Trial:
         """Waits for the reply to the one call that was made."""
         reply = self.pool.wait_for_reply()
         if reply.failure == "env_crash":
-            raise CallCrashed(f"{call} failed ({reply.failure}): {reply.error}")
+            raise CallCrashed(f"{call} failed ({reply.failure}): {in_one_line(reply.error)}")
         if reply.failure:
-            raise CannotRepeat(f"{call} failed ({reply.failure}): {reply.error}")
+            raise CannotRepeat(f"{call} failed ({reply.failure}): {in_one_line(reply.error)}")
         return reply
 
     def _new_key(self) -> int:
@@ -252,10 +252,19 @@ class _Trial:
         return self.last_key
 
 
+def in_one_line(error: str) -> str:
+    """Returns what a call raised, with the place in the user's file, in one line."""
+    first, *trace = error.splitlines() or [""]
+    places = [line.strip() for line in trace if line.lstrip().startswith("File ")]
+    return f"{first} ({places[0]})" if places else first
+
+
 def tell(spec: Any, proved: Proved, settings: BranchingSettings) -> None:
-    """Logs how an environment's states are had."""
+    """Logs how an environment's states are had; it warns where a snapshot is there and unused."""
     why = "".join(f"; not by {way}: {reason}" for way, reason in _first_lines(proved))
-    logger.info(
+    snapshot = proved.reasons.get("snapshot", NO_SNAPSHOT)
+    logger.log(
+        logging.INFO if snapshot.endswith(NO_SNAPSHOT) else logging.WARNING,
         "branching: states of %s are had by %s, which held in %d episodes%s",
         environment_source(spec.source),
         proved.way,

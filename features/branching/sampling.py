@@ -19,6 +19,7 @@ from features.branching.measured import measure
 from features.branching.proof import KINDS, STATES, Proved, prove, refusal, tell
 from features.branching.settings import BranchingSettings
 from features.branching.states import MEGABYTE, REFUSAL
+from features.branching.trained import BRANCH_ROWS, TREE, counted_branches, trained_branches
 from training.config import PPOConfig
 from training.core_algos.branch_advantages import drawn_turn_weights
 from training.run.abort_policy import EnvironmentsFail
@@ -29,6 +30,7 @@ from workers.rollout.branches import BranchRule
 from workers.rollout.engine import Completion, FinishReason, VersionSpan
 from workers.rollout.episode import FAILURES, Episode
 from workers.rollout.failure_policy import is_masked
+from workers.rollout.history import KEEP
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -102,11 +104,20 @@ class BranchSampling(BranchRule):
         return proved
 
     def keeps(self, episode: Episode) -> Restore | None:
-        """Names what takes a state, where states are not played again."""
+        """Names what takes a state, where states are not played again, and it may be needed."""
         way = self.proved[episode.spec].way
-        if way not in KINDS:
+        if way not in KINDS or not self._may_begin_at(len(episode.turns)):
             return None
         return Restore(f"{STATES}:take", (way, self.settings.max_state_mb * MEGABYTE))
+
+    def _may_begin_at(self, turn: int) -> bool:
+        """Checks whether branches may begin at a turn, as far as is known before it is played."""
+        if self.config.agent.context != KEEP:
+            # Turns that write a summary may come before the one that the environment is asked for.
+            return True
+        if self.settings.numbered:
+            return turn in self.settings.numbered
+        return turn > 0 or not self._group_begins_first_turn
 
     # Behind an episode's end.
 
@@ -142,7 +153,8 @@ class BranchSampling(BranchRule):
         """Checks whether the state before a turn can be had again."""
         if self.proved[episode.spec].way not in KINDS:
             return True
-        return number < len(episode.states) and not episode.states[number].startswith(REFUSAL)
+        state = episode.states[number] if number < len(episode.states) else ""
+        return bool(state) and not state.startswith(REFUSAL)
 
     def _restore(self, episode: Episode, number: int, word: str) -> Restore | None:
         """Says how an environment is put into a state; None: it plays the turns again."""
@@ -169,13 +181,15 @@ class BranchSampling(BranchRule):
             drawn, _ = self.drawn(episode)
             # A redraw judges the turn alone; else the state behind it is worth something, too.
             turns = {drawn} if self.is_common else {drawn, drawn + 1} & turns
-        if self._group_continues and not self.settings.numbered and not self.settings.first_turn:
+        if self._group_begins_first_turn:
             turns.discard(0)
         return sorted(turns)
 
     @property
-    def _group_continues(self) -> bool:
-        """Returns whether the group's episodes are continuations of the first turn's state."""
+    def _group_begins_first_turn(self) -> bool:
+        """Returns whether the group's episodes are the continuations of the first turn's state."""
+        if self.settings.numbered or self.settings.first_turn:
+            return False
         is_compared = GROUP in self.config.estimator_needs
         return is_compared and self.config.actor_rollout_ref.rollout.n > 1
 
@@ -206,6 +220,27 @@ class BranchSampling(BranchRule):
         }
         if self.draws_a_turn:
             columns["turn_weights"] = [self._weights(episode) for episode in episodes]
+        if self.settings.train:
+            columns |= self._trained_columns(episodes)
+        return columns
+
+    def _trained_columns(self, episodes: Sequence[Episode]) -> dict[str, list[Any]]:
+        """Returns what is trained on of continuations, and the weights of the episodes' turns."""
+        algorithm = self.config.algorithm
+        columns: dict[str, list[Any]] = {"turn_weights": [], BRANCH_ROWS: []}
+        for episode in episodes:
+            found = counted_branches(
+                episode,
+                self.config.agent,
+                self.settings.samples,
+                numbered=self.settings.numbered or None,
+                first=1 if self._group_begins_first_turn else 0,
+            )
+            tree = algorithm.adv_estimator == TREE
+            columns["turn_weights"].append(found.weights(len(episode.turns), tree))
+            columns[BRANCH_ROWS].append(
+                trained_branches(found, algorithm.adv_estimator, algorithm.turn_gamma)
+            )
         return columns
 
     def _weights(self, episode: Episode) -> list[float]:
@@ -245,7 +280,8 @@ def completions_of(episode: Episode) -> list[Completion]:
 def replies_of(episode: Episode) -> list[StepReply]:
     """Returns what the environment said: to the reset, and to each turn that it was asked for."""
     anchor = episode.turns[0].anchor if episode.turns else None
-    replies = [StepReply(messages=episode.initial_messages, anchor=anchor)]
+    first = StepReply(messages=episode.initial_messages, texts=episode.reset_texts, anchor=anchor)
+    replies = [first]
     for turn in episode.turns:
         if turn.reply is not None:
             replies.append(turn.reply)

@@ -26,6 +26,9 @@ class BranchingSettings(Section):
     #: same = the environment's luck to come is the episode's; fresh = it is drawn anew for each
     #: continuation, by the environment's reseed(seed)
     luck: Literal["same", "fresh"] = "same"
+    #: whether continuations are trained on, too, weighted so that the expected gradient stays that
+    #: of the episodes; with the estimators vine and tree_grpo
+    train: bool = False
     #: fresh = a continuation's turns are sampled anew; common = its first turn alone is, the others
     #: with the episode's seeds; null = common with vine_redraw, else fresh
     random_numbers: Literal["fresh", "common"] | None = None

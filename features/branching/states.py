@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from custom.agent import Agent
-from custom.env_calls import call_method, describe
+from custom.env_calls import call_method, raised
 
 KINDS = ("snapshot", "copy")
 # A text of `take` begins with one of these.
@@ -27,10 +27,12 @@ STATE = "+"
 REFUSAL = "-"
 MEGABYTE = 1 << 20
 MAX_REASON_CHARS = 300
+# Ends the reason of an environment that never meant to give its state.
+NO_SNAPSHOT = "has no snapshot()"
 
 
 class NoState(ValueError):
-    """Says that an agent has no state that could be taken, or put into it."""
+    """Says why an agent's state cannot be had, in a whole sentence."""
 
 
 def take(agent: Any, kind: str, max_bytes: int) -> str:
@@ -46,7 +48,8 @@ def take(agent: Any, kind: str, max_bytes: int) -> str:
         return REFUSAL + str(error)
     # Whatever a user's code raises, but for what ends the call.
     except Exception as error:
-        return REFUSAL + describe(error)[:MAX_REASON_CHARS]
+        method = getattr(agent.environment, "snapshot", None) if kind == "snapshot" else None
+        return REFUSAL + raised(error, method)[:MAX_REASON_CHARS]
     if len(state) > max_bytes:
         return (
             f"{REFUSAL}its {kind} has {len(state) / MEGABYTE:.1f} MB, and branching.max_state_mb "
@@ -83,24 +86,32 @@ def _state_of(agent: Any, kind: str) -> bytes:
         NoState: it has a state beside its environment's, or no snapshot.
         whatever the environment raises.
     """
-    _require_plain(agent)
+    _require_no_class(agent)
     environment = agent.environment
+    name = type(environment).__name__
+    if kind == "snapshot":
+        if not callable(getattr(environment, "snapshot", None)):
+            raise NoState(f"{name} {NO_SNAPSHOT}")
+        if not callable(getattr(environment, "restore", None)):
+            raise NoState(f"{name} has snapshot(), and no restore(state)")
+    _require_plain(agent)
     if kind == "copy":
         return pickle.dumps((agent.trajectory, environment), pickle.HIGHEST_PROTOCOL)
-    name = type(environment).__name__
-    for method in ("snapshot", "restore"):
-        if not callable(getattr(environment, method, None)):
-            raise NoState(f"{name} has no {method}()")
     held = environment.snapshot()
     if not isinstance(held, bytes):
         raise NoState(f"{name}.snapshot() returned a {type(held).__name__}; allowed: bytes")
     return pickle.dumps((agent.trajectory, held), pickle.HIGHEST_PROTOCOL)
 
 
-def _require_plain(agent: Any) -> None:
-    """Raises NoState where an agent has a state beside its environment's."""
+def _require_no_class(agent: Any) -> None:
+    """Raises NoState where the agent is of a user's class, which may hold a state."""
     if type(agent) is not Agent:
         raise NoState("an agent class of one's own (agent.cls) may hold a state of its own")
+
+
+def _require_plain(agent: Any) -> None:
+    """Raises NoState where an agent has a state beside its environment's."""
+    _require_no_class(agent)
     if agent.manager is not None:
         raise NoState("its tools (agent.tools) may hold a state of their own")
 

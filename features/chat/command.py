@@ -31,7 +31,13 @@ from custom.envs.person import PersonEnvironment
 from data.disk_errors import as_os_errors
 from data.protocol import DataProto
 from data.seeds import step_info
-from features.chat.players import Calls, CallsHere, PersonEngine, ShownCalls
+from features.chat.players import (
+    Calls,
+    CallsHere,
+    PersonEngine,
+    ShownCalls,
+    ShownHistory,
+)
 from features.chat.terminal import ENVIRONMENT_HELP, HELP, EnvironmentsVoice, Terminal
 from training.building import read_tasks
 from training.config import PPOConfig
@@ -261,6 +267,10 @@ def _show_calls(
         pauses=chat.role == "watcher",
     )
     rollout.loop.environments = shown
+    if rollout.history is not None:
+        rollout.loop.history = ShownHistory(
+            rollout.history, chat.terminal, shows_policy=chat.role != "policy"
+        )
 
 
 def describe(chat: Chat, specs: Sequence[AgentSpec]) -> DataProto:

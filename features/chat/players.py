@@ -21,6 +21,8 @@ from workers.model.builder import ModelSpec
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import Episode, TurnLimits
+from workers.rollout.history import Deciding, Decision, HistoryRule, NewContext, Standing
+from workers.rollout.turn_loop import is_asked_aside
 
 
 class Calls(Protocol):
@@ -144,6 +146,12 @@ class ShownCalls:
         return answers
 
     def _show(self, reply: StepReply) -> None:
+        # A person who is the policy reads them when they are to answer.
+        if self.shows_policy:
+            for question in reply.questions:
+                for message in question.messages:
+                    role = f"{message['role']}, to {question.name}"
+                    self.terminal.show_message(role, message["content"])
         was_typed = isinstance(self.calls, CallsHere) and not reply.tool_calls
         for message in reply.messages:
             # A person knows what they have just typed.
@@ -154,6 +162,54 @@ class ShownCalls:
         elif reply.reward is not None:
             ends = ", the episode is done" if reply.done else ""
             self.terminal.show(f"(reward {reply.reward:g}{ends})")
+
+
+class ShownHistory(HistoryRule):
+    """Shows what a history has the policy write, and the contexts that it begins.
+
+    Args:
+        history: the run's.
+        terminal: where it is shown.
+        shows_policy: what the policy writes is shown, as nobody has typed it.
+    """
+
+    def __init__(self, history: HistoryRule, terminal: Terminal, *, shows_policy: bool) -> None:
+        self.history = history
+        self.terminal = terminal
+        self.shows_policy = shows_policy
+        self.reserved = history.reserved
+
+    def next_context(self, standing: Standing) -> Decision | Deciding:
+        """Decides as the run's history does."""
+        answer = self.history.next_context(standing)
+        if answer is None or isinstance(answer, NewContext):
+            self._show(answer)
+            return answer
+        return self._shown(answer)
+
+    def _shown(self, deciding: Deciding) -> Deciding:
+        try:
+            writing = next(deciding)
+            while True:
+                for message in writing.messages:
+                    self.terminal.show_message(message["role"], message["content"])
+                written = yield writing
+                if self.shows_policy:
+                    self.terminal.show_message(f"policy, {writing.purpose}", written.text)
+                writing = deciding.send(written)
+        except StopIteration as end:
+            decision: Decision = end.value
+        self._show(decision)
+        return decision
+
+    def _show(self, decision: Decision) -> None:
+        """Shows the messages with which a context begins."""
+        if decision is None:
+            return
+        fault = f"; {decision.fault}" if decision.fault else ""
+        self.terminal.show(f"(a new context begins: {decision.reason}{fault}. The policy reads)")
+        for message in decision.messages:
+            self.terminal.show_message(message["role"], message["content"])
 
 
 def describe_turn(episode: Episode, limits: TurnLimits) -> str:
@@ -185,17 +241,21 @@ class PersonEngine(BaseRollout):
         )
         self.tokens = tokens
         self.terminal = terminal
-        self.pending: deque[tuple[str, Sampling]] = deque()
+        self.pending: deque[tuple[str, list[int], Sampling]] = deque()
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
         """Queues a turn."""
-        self.pending.append((request_id, sampling))
+        self.pending.append((request_id, prompt_ids, sampling))
 
     def step(self) -> list[Completion]:
         """Asks for the turns that are queued; who leaves has the engine give them up."""
         completions = []
         while self.pending:
-            request_id, sampling = self.pending.popleft()
+            request_id, prompt_ids, sampling = self.pending.popleft()
+            # Questions of the environment's, of which there may be several at once.
+            if is_asked_aside(request_id):
+                asked = self.tokens.tokenizer.decode(prompt_ids)
+                self.terminal.show_message("the environment asks", asked)
             completions.append(self._ask(request_id, sampling))
         return completions
 

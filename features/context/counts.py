@@ -9,7 +9,7 @@ import numpy as np
 
 from data.turn_tokens import TurnTokens
 from features.context.summary import SUMMARY
-from training.batch.episode_rows import real_rows
+from training.batch.episode_rows import episode_facts
 from training.config import PPOConfig
 from training.observers import ObservedRun, Observer, StepReport
 from workers.rollout.episode import Episode
@@ -64,14 +64,11 @@ class ContextObserver(Observer):
 
     def step_made(self, report: StepReport) -> Mapping[str, float] | None:
         """Returns the metrics of the step's episodes."""
-        facts = report.batch.non_tensor_batch.get("episode_facts", ())
-        # Rows that pad the batch have those of the rows that they are copies of.
-        counted = [
-            each
-            for each, is_real in zip(facts, real_rows(report.batch).tolist(), strict=False)
-            if is_real and each is not None
-        ]
-        return context_metrics(counted, self.always)
+        return context_metrics(episode_facts(report.batch), self.always)
+
+    def validation_made(self, facts: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
+        """Returns those of a validation's episodes."""
+        return context_metrics(facts, self.always)
 
 
 def context_metrics(facts: Sequence[Mapping[str, Any]], always: bool) -> dict[str, float]:

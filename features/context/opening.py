@@ -33,7 +33,7 @@ def open_history(config: PPOConfig, tokens: TurnTokens) -> HistoryRule:
         return CUTS[context](settings, context)
     if context == "summarise":
         return _open_summarise(config, settings, tokens)
-    return OwnRule(context, settings.kwargs)
+    return OwnRule(context, settings.kwargs, config.data.max_response_length)
 
 
 def _open_summarise(

@@ -7,6 +7,7 @@ that is played again, or left out, would choose those that the class can handle.
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from types import GeneratorType
 from typing import Any
 
@@ -31,6 +32,8 @@ ALLOWED = (
 )
 # A message of a history may be long: the prompt has its own limit.
 MAX_CHARS = 10_000_000
+# What a class has the policy write before one context, at most.
+MAX_WRITINGS = 100
 OWN = "own"
 
 
@@ -40,25 +43,44 @@ class OwnRule(HistoryRule):
     Args:
         place: FILE.py:CLASS.
         kwargs: of the class.
+        response_length: tokens of a row's response, in which the class may reserve some.
 
     Raises:
-        HistoryFault: the class cannot be made.
+        HistoryFault: the class cannot be made, or reserves what it may not.
     """
 
-    def __init__(self, place: str, kwargs: dict[str, Any]) -> None:
+    def __init__(self, place: str, kwargs: dict[str, Any], response_length: int) -> None:
         self.place = place
         make = load_object(place, "context")
         try:
             self.rule: Any = make(**kwargs)
-            self.reserved = int(getattr(self.rule, "reserved", 0))
+        except KeyboardInterrupt:
+            raise
         # Whatever a user's class raises.
-        except Exception as error:
+        except BaseException as error:
             raise HistoryFault(self._told(f"cannot be made: {raised(error, make)}")) from error
+        reserved = getattr(self.rule, "reserved", 0)
+        if type(reserved) is not int or not 0 <= reserved < response_length:
+            raise HistoryFault(
+                self._told(
+                    f"{type(self.rule).__name__}.reserved={shown(reserved)}; allowed: the tokens "
+                    f"that turns leave free in a row of {response_length} "
+                    "(data.max_response_length), 0 or more, and fewer than those"
+                )
+            )
+        self.reserved = reserved
         self.where = located(self.rule.next_context, f"{type(self.rule).__name__}.next_context")
 
     def next_context(self, standing: Standing) -> Decision | Deciding:
         """Returns what the class decides, checked."""
-        answer = self._asked(self.rule.next_context, standing)
+        # Messages of its own: what it writes there changes no record.
+        shown_to_it = replace(
+            standing,
+            task=[dict(message) for message in standing.task],
+            messages=[dict(message) for message in standing.messages],
+            reply=[dict(message) for message in standing.reply],
+        )
+        answer = self._asked(self.rule.next_context, shown_to_it)
         if isinstance(answer, GeneratorType):
             return self._deciding(answer)
         return self._checked(answer)
@@ -66,20 +88,27 @@ class OwnRule(HistoryRule):
     def _deciding(self, answer: Generator[Any, Any, Any]) -> Deciding:
         """Goes through what the class has the policy write, to what it returns."""
         written: Written | None = None
-        while True:
+        for _ in range(MAX_WRITINGS + 1):
             asked = self._asked(_sent, answer, written)
             if isinstance(asked, StopIteration):
                 return self._checked(asked.value, has_written=written is not None)
             written = yield self._checked_writing(asked)
+        raise HistoryFault(
+            self._told(
+                f"{self.where} yielded more than {MAX_WRITINGS} times for one context, and would "
+                "go on for ever: return the messages of the new one (what has no room is not "
+                "asked, and answered by Written('', 0))"
+            )
+        )
 
     def _asked(self, function: Any, *arguments: Any) -> Any:
         """Calls the user's code. Raises HistoryFault: it raised."""
         try:
             return function(*arguments)
         # The template's word on messages is the episode's.
-        except TemplateRefusal:
+        except (TemplateRefusal, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
             told = raised(error, self.rule.next_context)
             raise HistoryFault(self._told(f"{self.where} raised {told}")) from error
 

@@ -8,7 +8,6 @@ driver alone, which hands every rank its rows.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,7 +164,7 @@ class DifficultySampler(LearningSampler):
         Args:
             before: (tasks,) pools as they were before the step was told of.
         """
-        sizes = Counter(self.memory.pools().tolist())
+        sizes = np.bincount(self.memory.pools(), minlength=len(POOLS))
         metrics = {
             f"difficulty/pool/{name}": float(sizes[number]) for number, name in enumerate(POOLS)
         }

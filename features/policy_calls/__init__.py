@@ -20,9 +20,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from features.policy_calls.handle import Policy, PolicyError, PolicyReply, policy
+    from features.policy_calls.handle import (
+        Policy,
+        PolicyError,
+        PolicyReply,
+        PolicyUnavailable,
+        policy,
+    )
 
-__all__ = ["Policy", "PolicyError", "PolicyReply", "policy"]
+__all__ = ["Policy", "PolicyError", "PolicyReply", "PolicyUnavailable", "policy"]
 
 
 def __getattr__(name: str) -> Any:

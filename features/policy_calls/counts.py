@@ -9,7 +9,7 @@ import numpy as np
 
 from data.turn_tokens import TurnTokens
 from features.policy_calls.settings import PolicyCallsSettings
-from training.batch.episode_rows import real_rows
+from training.batch.episode_rows import episode_facts
 from training.config import PPOConfig
 from training.observers import ObservedRun, Observer, StepReport
 from workers.rollout.episode import Episode
@@ -42,14 +42,11 @@ class CallsObserver(Observer):
 
     def step_made(self, report: StepReport) -> Mapping[str, float] | None:
         """Returns the metrics of the step's episodes."""
-        facts = report.batch.non_tensor_batch.get("episode_facts", ())
-        # Rows that pad the batch have those of the rows that they are copies of.
-        counted = [
-            each
-            for each, is_real in zip(facts, real_rows(report.batch).tolist(), strict=False)
-            if is_real and each is not None
-        ]
-        return calls_metrics(counted)
+        return calls_metrics(episode_facts(report.batch))
+
+    def validation_made(self, facts: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
+        """Returns those of a validation's episodes."""
+        return calls_metrics(facts)
 
 
 def calls_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -150,6 +150,11 @@ class Policy:
         name: str = UNNAMED,
     ) -> list[PolicyReply]:
         """Returns the replies to several questions, which are sampled side by side."""
+        if isinstance(questions, str):
+            raise BadEnvironment(
+                f"policy.ask_all was given {shown(questions)}; allowed: a list of questions. "
+                "policy.ask asks a single one"
+            )
         asked = [_question(each, train, max_tokens, name) for each in questions]
         line = self._line()
         if not asked:
@@ -214,11 +219,14 @@ def _question(asked: Asked, train: Any, max_tokens: Any, name: Any) -> Question:
     checked = check_observation(list(messages), "a question to the policy", MAX_CHARS)
     if not isinstance(checked, list) or not checked:
         raise BadEnvironment(f"{where} was given no message; give a text, or one message or more")
-    if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME_CHARS:
+    is_name = isinstance(name, str) and name.strip() and name.isprintable()
+    if not is_name or len(name) > MAX_NAME_CHARS:
         raise BadEnvironment(
             f"{where} was given name={shown(name)}; allowed: a text of 1 to {MAX_NAME_CHARS} "
-            "characters"
+            "characters that can be printed"
         )
+    if not isinstance(train, bool):
+        raise BadEnvironment(f"{where} was given train={shown(train)}; allowed: True or False")
     is_count = isinstance(max_tokens, int) and not isinstance(max_tokens, bool) and max_tokens > 0
     if max_tokens is not None and not is_count:
         raise BadEnvironment(
@@ -226,7 +234,7 @@ def _question(asked: Asked, train: Any, max_tokens: Any, name: Any) -> Question:
         )
     return Question(
         messages=checked,
-        trained=bool(train),
+        trained=train,
         name=name,
         max_tokens=max_tokens,
         depth=current_depth(),

@@ -12,6 +12,8 @@ from features.records.settings import RecordsSettings
 from training.features import Feature
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from data.protocol import DataProto
     from training.config import PPOConfig
 
@@ -58,8 +60,17 @@ def set_records_aside(folder: Path) -> None:
     RecordShelf(folder, GIB).set_aside()
 
 
-def write_episodes(folder: Path, batch: DataProto) -> Path:
-    """Writes the episodes of a batch that was played to the folder, at once; returns the file."""
-    from features.records import episode_files
+def write_episodes(
+    folder: Path, batch: DataProto, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Path:
+    """Writes the episodes of a batch that was played to the folder, at once; returns the file.
 
+    Args:
+        tokenizer: is saved beside them, where there is none, to make text of their ids.
+    """
+    from features.records import episode_files
+    from features.records.record_shelf import TOKENIZER
+
+    if tokenizer is not None and not (folder / TOKENIZER).is_dir():
+        tokenizer.save_pretrained(str(folder / TOKENIZER))
     return episode_files.write_episodes(folder, batch)

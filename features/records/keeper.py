@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from data.turn_tokens import TurnTokens
+from features.records.added_entries import AddedEntries, open_added_entries
 from features.records.episode_entries import RECORD
 from features.records.episode_records import encode_record, episode_record
 from features.records.row_records import row_records
@@ -22,19 +23,22 @@ def open_keeper(config: PPOConfig, tokens: TurnTokens) -> "RecordKeeper | None":
     """Opens the keeper of records; None where nothing is recorded."""
     if not config.section(RecordsSettings).is_on:
         return None
-    return RecordKeeper(tokens)
+    return RecordKeeper(tokens, open_added_entries(config))
 
 
 class RecordKeeper(EpisodeKeeper):
     """Puts the record of an episode among its facts, and `token_origins` (B, R) into the batch.
 
+    Args:
+        added: what other features add to records.
     The record is of the episode before the failure policy; see `take_played_episodes`.
     """
 
     column_types: ClassVar = {"token_origins": torch.int8}
 
-    def __init__(self, tokens: TurnTokens) -> None:
+    def __init__(self, tokens: TurnTokens, added: AddedEntries) -> None:
         self.origins = TokenOrigins(tokens)
+        self.added = added
         # The rest of the records of the batch's rows, and the origins of each row's tokens.
         self._rows: Iterator[dict[str, Any]] = iter(())
         self._row_origins: list[bytes] = []
@@ -52,6 +56,7 @@ class RecordKeeper(EpisodeKeeper):
     def after_policy(self, episode: Episode, facts: Mapping[str, Any]) -> Mapping[str, Any]:
         """Makes the record."""
         record = episode_record(episode, self._rows, self._of_episode)
+        record |= self.added.of(episode, {**facts, **record})
         self._row_origins += [row.origins for row in self._of_episode]
         return {RECORD: encode_record(facts, record)}
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from data.epoch_order import EpochOrder
 from data.protocol import DataProto
 from features.sft.batches import batch_of, rows_of_update
+from features.sft.config import FOLDER
 from features.sft.loss import LOSS, cross_entropy
 from features.sft.reading import row_reader
 from features.sft.settings import SFTSettings
@@ -80,9 +81,19 @@ class SFTRows(FurtherRows):
 
 
 def open_observer(run: ObservedRun) -> FilesObserver | None:
-    """Opens what remembers which files a run learns; None where it learns none."""
+    """Opens what remembers which files a run learns; None where it learns none, which it says."""
     settings = run.config.section(SFTSettings)
-    return FilesObserver(settings.files) if settings.loss_coef else None
+    if settings.loss_coef:
+        return FilesObserver(settings.files)
+    # The run of --sft learns them by itself.
+    own = FOLDER if settings.folder is None else Path(settings.folder).name
+    if settings.files and run.run_dir.name != own:
+        logger.info(
+            "sft.files=[%s] are not learnt in this run, as sft.loss_coef=0: --sft learns them "
+            "before a run, sft.loss_coef beside one",
+            ", ".join(settings.files),
+        )
+    return None
 
 
 class FilesObserver(Observer):

@@ -22,9 +22,10 @@ from training.config.loader import ConfigError
 from training.observers import RunStopped
 from training.run.checkpoint import CheckpointError
 from training.run.checkpoint_folders import CannotResume
-from training.run.exit_codes import MEND
+from training.run.exit_codes import MEND, OUT_OF_MEMORY
 from training.run.leftovers import ends_leftovers
 from training.run.model_source import CannotUse, local_model
+from training.run.out_of_memory import ran_out_of_memory
 from training.run.signals import EndingSignals
 from workers.model.builder import ModelSpec, find_device
 
@@ -45,7 +46,7 @@ def read_all(config: PPOConfig, spec: ModelSpec) -> tuple[list[TrainedRow], list
         held_out: list[TrainedRow] = []
         if settings.val_files:
             held_out = reader.read(settings.val_files, "sft.val_files")
-    except (BadData, ValueError) as error:
+    except (BadData, ValueError, OSError) as error:
         raise ConfigError([str(error)]) from error
     if len(rows) < settings.batch_size:
         raise ConfigError(
@@ -93,6 +94,18 @@ def _fit(trainer: SFTTrainer, signals: EndingSignals) -> tuple[BaseException, in
         return error, MEND
     except CheckpointError as error:
         return error, 1
+    except Exception as error:
+        # A rank's own error, as Ray hands it on, has its traceback for a text.
+        cause = getattr(error, "cause", None) or error
+        if not ran_out_of_memory(f"{type(cause).__name__}: {cause}"):
+            raise
+        budget = trainer.config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+        told = (
+            f"{' '.join(str(cause).split()):.300}. Memory ran out: lower "
+            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu ({budget}) or sft.max_length, "
+            "or set model.enable_gradient_checkpointing=true"
+        )
+        return MemoryError(told), OUT_OF_MEMORY
     finally:
         signals.close()
         trainer.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from features.sft.checks import file_problems, rank_problems
@@ -11,7 +12,11 @@ from features.sft.config import sft_config
 from training.config.checks import check_config
 from training.config.explain import explain_run
 from training.config.loader import ConfigError, load_config
+from training.modes import starters
 from training.run.signals import EndingSignals
+
+# What the supervisor starts again.
+PROGRAM = Path(__file__).resolve().parents[2] / "main.py"
 
 
 class _Parser(ArgumentParser):
@@ -23,6 +28,8 @@ class _Parser(ArgumentParser):
 
 def sft_command(argv: Sequence[str], signals: EndingSignals) -> int:
     """Trains on the conversations that the command line names; returns the exit code.
+
+    With supervisor.max_restarts a process of its own trains, and is started again where it fails.
 
     Raises:
         ConfigError: it cannot be done; says what to do.
@@ -43,6 +50,10 @@ def sft_command(argv: Sequence[str], signals: EndingSignals) -> int:
     )
     if problems:
         raise ConfigError(problems)
+    for starter in starters():
+        code = starter(config, PROGRAM, list(argv))
+        if code is not None:
+            return code
     # Imports torch: late.
     from features.sft.command import train
 

@@ -79,6 +79,8 @@ def _settings(config: PPOConfig, files: tuple[str, ...]) -> dict[str, Any]:
         "sft.files": files,
         "sft.loss_coef": 0.0,
         "data.train_batch_size": own.batch_size,
+        # The longest row, which budgets of tokens must hold, is that of the data.
+        "data.max_response_length": max(max_length_of(config) - config.data.max_prompt_length, 1),
         "agent.agent_length": None,
         "agent.observation_loss_coef": 0.0,
         "records.keep_gib": 0.0,
@@ -86,6 +88,7 @@ def _settings(config: PPOConfig, files: tuple[str, ...]) -> dict[str, Any]:
         "trainer.default_local_dir": str(sft_folder(config)),
         "trainer.total_epochs": own.epochs,
         "trainer.total_training_steps": own.steps,
+        "trainer.total_sampled_tokens": None,
         # A run whose model is kept nowhere would be for nothing.
         "trainer.save_freq": None if config.trainer.save_freq == -1 else config.trainer.save_freq,
         "trainer.rollout_n_gpus": 0,
@@ -95,5 +98,4 @@ def _settings(config: PPOConfig, files: tuple[str, ...]) -> dict[str, Any]:
         "trainer.val_only": False,
         "trainer.rollout_data_dir": None,
         "trainer.validation_data_dir": None,
-        "supervisor.max_restarts": 0,
     }

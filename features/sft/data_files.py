@@ -73,6 +73,8 @@ class RowReader:
         faults: list[str] = []
         silent = 0
         long = 0
+        unknown = 0
+        empty = 0
         for file in files:
             for number, source in enumerate(read_rows(file)):
                 beat("a conversation read")
@@ -84,6 +86,8 @@ class RowReader:
                     faults.append(f"{where} {error}")
                     continue
                 silent += not made
+                unknown += any(map(self._learns_unknown_words, fitting))
+                empty += any(map(self._learns_ends_alone, fitting))
                 long += len(made) - len(fitting)
                 rows += fitting
         named = f"{key}=[{', '.join(files)}]"
@@ -103,6 +107,18 @@ class RowReader:
                 named,
                 long,
                 self.max_length,
+            )
+        if unknown:
+            logger.warning(
+                "%s: in %d rows words are learnt that the tokenizer does not know, each as %s: "
+                "give answers in its words, or another model",
+                named,
+                unknown,
+                self.tokens.tokenizer.unk_token,
+            )
+        if empty:
+            logger.warning(
+                "%s: in %d rows an answer is empty, so that its end alone is learnt", named, empty
             )
         return rows
 
@@ -153,7 +169,7 @@ class RowReader:
         settings = self.settings
         conversation = source.get(settings.messages_key)
         if conversation is not None:
-            return text_messages(_plain(conversation))
+            return _messages(conversation)
         prompt = source.get(settings.prompt_key)
         answer = source.get(settings.answer_key)
         if prompt is None or answer is None:
@@ -167,13 +183,13 @@ class RowReader:
             raise BadConversation(
                 f"has the {settings.answer_key} {answer!r:.60}; an answer is a text"
             )
-        asked = prompt if isinstance(prompt, str) else _plain(prompt)
-        return [*text_messages(asked), {"role": ASSISTANT, "content": answer}]
+        asked = text_messages(prompt) if isinstance(prompt, str) else _messages(prompt)
+        return [*asked, *text_messages([{"role": ASSISTANT, "content": answer}])]
 
     def _tools_of(self, source: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         tools = source.get(self.settings.tools_key)
-        if isinstance(tools, str):
-            tools = json.loads(tools) if tools.strip() else None
+        if isinstance(tools, str) and tools.strip():
+            tools = read_json(tools, self.settings.tools_key)
         if not tools:
             return None
         plain = without_added_nulls(tools)
@@ -186,7 +202,8 @@ class RowReader:
 
     def _given(self, source: Mapping[str, Any]) -> list[TrainedRow]:
         """Returns a row of token ids as it stands, once it is known to be of this tokenizer."""
-        ids, mask = list(source[IDS]), list(source.get(MASK) or ())
+        ids = _whole_numbers(source[IDS], IDS)
+        mask = _whole_numbers(source.get(MASK), MASK)
         if len(ids) != len(mask) or not set(mask) <= {0, 1}:
             raise BadConversation(
                 f"has {len(ids)} {IDS} and {len(mask)} {MASK}: both have an entry for each token, "
@@ -211,13 +228,22 @@ class RowReader:
         return [trimmed(row)]
 
     def _require_sampled(self, row: TrainedRow) -> None:
-        learnt = {token for token, is_on in zip(row.ids, row.mask, strict=True) if is_on}
-        never = sorted(learnt & self.never_sampled)
+        never = sorted(self.never_sampled.intersection(_learnt(row)))
         if never:
             raise BadConversation(
                 f"learns the id {never[0]}, which the policy never samples "
                 "(actor_rollout_ref.rollout.banned_token_ids, or a placeholder of pictures)"
             )
+
+    def _learns_unknown_words(self, row: TrainedRow) -> bool:
+        """Checks whether a row learns the token that stands for unknown words."""
+        unknown = self.tokens.tokenizer.unk_token_id
+        # Some tokenizers have one token for these and for the end.
+        return unknown not in self.tokens.eos_token_ids and unknown in _learnt(row)
+
+    def _learns_ends_alone(self, row: TrainedRow) -> bool:
+        """Checks whether a row learns nothing but the end of a turn."""
+        return set(_learnt(row)) <= set(self.tokens.eos_token_ids)
 
     def _fitting(self, rows: list[TrainedRow]) -> list[TrainedRow]:
         """Returns the rows that are not too long, cut or left out as the settings say.
@@ -242,21 +268,84 @@ class RowReader:
         return fitting
 
 
-def _plain(messages: Any) -> Any:
-    """Returns messages without Arrow's nulls; JSON text of them is read.
+def _learnt(row: TrainedRow) -> list[int]:
+    """Returns the ids of a row that are learnt."""
+    return [token for token, is_on in zip(row.ids, row.mask, strict=True) if is_on]
+
+
+def _messages(value: Any) -> list[Message]:
+    """Returns a conversation's messages of text, without Arrow's nulls; JSON text is read.
 
     Raises:
-        BadConversation: they are no list of objects.
+        BadConversation, ValueError: it is no list of messages.
     """
-    if isinstance(messages, str):
-        messages = json.loads(messages)
-    plain = without_added_nulls(messages)
+    if isinstance(value, str):
+        value = read_json(value, "conversation")
+    plain = without_added_nulls(value)
     if not isinstance(plain, list) or not all(isinstance(message, Mapping) for message in plain):
         raise BadConversation(
-            f"has the conversation {messages!r:.60}; a conversation is a list of messages, each "
+            f"has the conversation {value!r:.60}; a conversation is a list of messages, each "
             "with role and content"
         )
-    return plain
+    return [_with_read_calls(message) for message in text_messages(plain)]
+
+
+def _with_read_calls(message: Message) -> Message:
+    """Returns a message whose calls are objects, where they were JSON text.
+
+    Raises:
+        BadConversation: a call is none.
+    """
+    calls = message.get("tool_calls")
+    if isinstance(calls, str):
+        calls = read_json(calls, "tool_calls") if calls.strip() else None
+    if not calls:
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    if not isinstance(calls, list):
+        calls = [calls]
+    read = [read_json(call, "call") if isinstance(call, str) else call for call in calls]
+    for call in read:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise BadConversation(
+                f"has the call {call!r:.60}; a call is {{'function': {{'name': …, "
+                "'arguments': {…}}}, or its JSON text"
+            )
+    return {**message, "tool_calls": read}
+
+
+def read_json(text: str, what: str) -> Any:
+    """Reads JSON text of a row.
+
+    Raises:
+        BadConversation: it is none.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadConversation(
+            f"has the {what} {text!r:.60}, a text that is no JSON ({error}); write it as JSON, or "
+            "as the list that it is"
+        ) from error
+
+
+def _whole_numbers(values: Any, name: str) -> list[int]:
+    """Returns a column's entries as whole numbers; none where the column is not there.
+
+    Raises:
+        BadConversation: it is no list of such.
+    """
+    if values is None:
+        return []
+    wrong = values
+    if isinstance(values, list):
+        bad = [entry for entry in values if not isinstance(entry, int | float) or entry % 1]
+        if not bad:
+            return [int(entry) for entry in values]
+        wrong = bad[0]
+    raise BadConversation(
+        f"has {wrong!r:.60} in {name}; it is a list of whole numbers, one a token"
+    )
 
 
 def _told(faults: Sequence[str], named: str) -> str:

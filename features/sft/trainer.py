@@ -88,6 +88,7 @@ class SFTTrainer(PPOTrainer):
         with timer("step"):
             batch, metrics = self._begin_update(step.result())
             batch = self.phases.arrange(batch)
+            self.in_update = True
             with timer("update_actor"):
                 metrics |= self.phases.update_actor(batch)
         self.on_batch(batch)

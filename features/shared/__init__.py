@@ -1,5 +1,6 @@
 """Holds what several features use and none of them owns; it is no feature, and knows none.
 
+turn_notes.py   what a feature tells beside the turns of recorded episodes
 elements.js     makes elements and texts, on the run page as in the viewer
 
 Invariant: each of the features that use it may be deleted. A folder without a feature.py brings

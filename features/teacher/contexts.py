@@ -37,7 +37,7 @@ def with_text(messages: list[Message], text: str) -> list[Message]:
 
 
 def hint(row: TeacherRow) -> list[Message] | None:
-    """Tells the hint that a step's `info["hint"]` had, or the dataset's column `hint`."""
+    """Tells the hint that `info["hint"]` had, or the dataset's column `hint`."""
     text = row.texts.get("hint") or row.columns.get("hint") or _task(row).get("hint")
     return with_text(row.messages, str(text)) if text else None
 
@@ -96,9 +96,12 @@ class Telling:
             answer = self.function(row)
         # Whatever a function of the user's raises.
         except Exception as error:
+            columns = ""
+            if isinstance(error, KeyError):
+                columns = f" (row.columns has {', '.join(row.columns) or 'none'})"
             raise TeacherFault(
-                f"teacher.context={self.name} raised {raised(error, self.function)}: mend it, or "
-                "return None for a row that has nothing to tell"
+                f"teacher.context={self.name} raised {raised(error, self.function)}{columns}: "
+                "mend it, or return None for a row that has nothing to tell"
             ) from error
         if answer is None:
             return None

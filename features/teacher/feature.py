@@ -5,6 +5,8 @@ from training.features import Feature
 
 FEATURE = Feature(
     section=TeacherSettings,
+    # The section by which other programs call it.
+    moved_keys={"algorithm.teacher": "teacher"},
     checks="features.teacher.checks:config_problems",
     keeper="features.teacher.keeper:open_keeper",
     companion="features.teacher.weights:open_companion",

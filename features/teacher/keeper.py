@@ -29,7 +29,7 @@ class TeacherKeeper(EpisodeKeeper):
     def after_policy(self, episode: Episode, facts: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns them as plain data."""
         replies = [turn.reply for turn in episode.turns if turn.reply is not None]
-        texts: dict[str, str] = {}
+        texts = dict(episode.reset_texts)
         for reply in replies:
             texts |= reply.texts
         feedback = ""

@@ -37,7 +37,8 @@ class TeacherRow:
         columns: of the batch, by name: those of the dataset's row (its solution, say, in
             `reward_model` or `extra_info`), `task`, and a reward function's further values, such as
             a judge's note, as `reward_info/NAME`.
-        texts: that steps' `info` had by name, such as `hint`; the last one of a name counts.
+        texts: that the reset's and the steps' `info` had by name, such as `hint`; the last one of a
+            name counts.
         feedback: what the environment said last, which the policy may not have read.
         ending: of the episode, such as done or overflow.
         number: of the row in its episode, which has several where a context began anew.

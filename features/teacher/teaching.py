@@ -11,8 +11,10 @@ of its reward and is 0 in `teacher_mask`.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ from custom.env import Message
 from data.chat_templates import pad_token_id
 from data.protocol import DataProto
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
+from data.watchdog import beat
 from features.teacher.contexts import TeacherFault, Telling
 from features.teacher.keeper import TOLD
 from features.teacher.losses import MASK, log_ratio_advantages
@@ -45,7 +48,16 @@ from training.step_additions import Metrics, StepAddition, ask
 from workers.model.builder import ModelSpec
 from workers.turn_reading import turn_tokens
 
+logger = logging.getLogger(__name__)
 RAW_PROMPT = "raw_prompt"
+# The column of what is known of episodes, of which a row has its own part.
+FACTS = "episode_facts"
+# Why a context may have nothing to tell.
+NEEDS = {
+    "hint": "it tells the text that a step's info[\"hint\"] had, or the task's column hint",
+    "feedback": "it tells what the environment said last, and it said nothing",
+    "sibling": "it tells a better answer of the group, and in each group all scored the same",
+}
 
 
 def open_addition(config: PPOConfig, tokenizer: Any) -> Teaching | None:
@@ -83,6 +95,7 @@ class Teaching(StepAddition):
         spec = self._spec(str(config.actor_rollout_ref.model.path))
         self.vocabulary = min(len(tokenizer), spec.hf_config.get_text_config().vocab_size)
         self.telling: Telling | None = None
+        self.has_told_of_none = False
         if settings.context is not None:
             self.telling = Telling(settings.context)
             self.tokens: TurnTokens = turn_tokens(config, tokenizer, spec.eos_token_ids)
@@ -111,6 +124,7 @@ class Teaching(StepAddition):
         """Chooses the rows, and makes their prompts; returns metrics."""
         numbers = []
         prompts = []
+        told_nothing = 0
         left_out = 0
         episodes = StepEpisodes(rows)
         is_sampled = rows.batch["response_mask"].bool().any(dim=1) & real_rows(rows)
@@ -118,14 +132,18 @@ class Teaching(StepAddition):
             failed = episodes.of_row(number) < self.settings.failed_below
             if self.settings.where == "failed" and not failed:
                 continue
+            beat("the teacher's prompts")
             prompt = self._prompt(rows, number, episodes, failed)
             if prompt is None:
+                told_nothing += 1
                 continue
             if not self._fits(rows, number, prompt):
                 left_out += 1
                 continue
             numbers.append(number)
             prompts.append(prompt)
+        if told_nothing and not numbers and not left_out:
+            self._warn_of_none(told_nothing)
         lengths = [len(prompt) for prompt in prompts]
         metrics = {
             "teacher/rows": len(numbers) / max(int(is_sampled.sum()), 1),
@@ -135,6 +153,19 @@ class Teaching(StepAddition):
             metrics["teacher/prompt_tokens/mean"] = sum(lengths) / len(lengths)
             metrics["teacher/prompt_tokens/max"] = float(max(lengths))
         return Taught(numbers, prompts), metrics
+
+    def _warn_of_none(self, told_nothing: int) -> None:
+        """Logs, once, that a step taught no row."""
+        if self.has_told_of_none:
+            return
+        self.has_told_of_none = True
+        logger.warning(
+            "teacher.context=%s has nothing to tell of any of the step's %d rows, so that none is "
+            "taught; %s (teacher/rows shows it in later steps)",
+            self.settings.context,
+            told_nothing,
+            NEEDS.get(str(self.settings.context), "the function returned None for each"),
+        )
 
     def _prompt(
         self, rows: DataProto, number: int, episodes: StepEpisodes, failed: bool
@@ -148,8 +179,13 @@ class Teaching(StepAddition):
             answer=self._answer(rows, number),
             score=episodes.of_row(number),
             failed=failed,
-            columns={name: column[number] for name, column in rows.non_tensor_batch.items()},
-            texts=source.texts,
+            columns={
+                # The function may change what it is given.
+                name: deepcopy(column[number])
+                for name, column in rows.non_tensor_batch.items()
+                if name != FACTS
+            },
+            texts=dict(source.texts),
             feedback=source.feedback,
             ending=str(rows.non_tensor_batch.get("ending", [""] * len(rows))[number]),
             number=episodes.row_in_episode(number),
@@ -301,7 +337,7 @@ class StepEpisodes:
         self._groups: dict[Any, list[str]] = defaultdict(list)
         self._facts: dict[str, Mapping[str, Any]] = {}
         # They stand in the episode's first row, wherever that lies.
-        for name, facts in zip(self.episode, columns.get("episode_facts", ()), strict=False):
+        for name, facts in zip(self.episode, columns.get(FACTS, ()), strict=False):
             if facts is not None:
                 self._facts[name] = facts
         paid = rows.batch["token_level_scores"].sum(dim=1).tolist()

@@ -15,18 +15,21 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from features.shared import ELEMENTS
+from features.shared.turn_notes import NotedEpisode, TurnNotes, open_turn_notes
 from features.viewer.credit_path import credit_path
 from features.viewer.data_files import DataFolder, plain
 from features.viewer.episode_pages import (
     EpisodePages,
     PageEpisode,
+    ShownNotes,
     TextPages,
     episode_texts,
     numbered,
@@ -112,6 +115,7 @@ class Step:
     update: StepUpdate | None
     credit: StepCredit | None
     texts: TokenTexts
+    notes: Mapping[str, TurnNotes]
 
 
 @dataclass
@@ -175,6 +179,7 @@ class RunSource:
         files: by step, a validation behind the training of its step.
         stamps: of each file, so that a later change is seen.
         problem: what is to be said where there is no tokenizer.
+        notes: of features, beside turns; problems_of_notes: what is to be said of these.
     """
 
     run: RecordedRun
@@ -182,11 +187,15 @@ class RunSource:
     stamps: list[list[Any]]
     texts: TokenTexts
     problem: str
+    notes: dict[str, TurnNotes]
+    problems_of_notes: list[str]
 
     @property
     def key(self) -> str:
         """Returns what a kept viewer must agree in beside the files."""
-        return json.dumps([str(self.run.folder), str(self.run.episodes), self.problem])
+        told = [str(self.run.folder), str(self.run.episodes), self.problem]
+        of_notes = {feature: notes.key for feature, notes in self.notes.items()}
+        return json.dumps([*told, of_notes, self.problems_of_notes])
 
 
 def read_source(run: RecordedRun) -> RunSource:
@@ -194,7 +203,8 @@ def read_source(run: RecordedRun) -> RunSource:
     files = sorted(list_files(run.episodes), key=lambda file: (file.step, file.kind))
     stamps = [stamp(file) for file in files]
     tokenizer, problem = find_tokenizer(run.folder, run.episodes)
-    return RunSource(run, files, stamps, TokenTexts(tokenizer), problem)
+    notes, problems = open_turn_notes(run.folder, run.episodes)
+    return RunSource(run, files, stamps, TokenTexts(tokenizer), problem, notes, problems)
 
 
 def _make_anew(
@@ -213,7 +223,7 @@ def _make_anew(
         needed = builder.shown | {part.number for part in settled.parts}
         if len(sources) == 1:
             builder.keep(sources[0].key, settled, needed, builder.known)
-        builder.finish(runs, goes_on=goes_on)
+        builder.finish(runs, goes_on=goes_on, pages=linked_pages(sources, out))
         builder.tidy(needed, builder.known)
         for asset in [ELEMENTS, *sorted(ASSETS.iterdir())]:
             if asset.is_file():
@@ -247,11 +257,27 @@ def _go_on(
             needed |= set(kept.shown)
         on_disk = [*kept.parts, *builder.known]
         builder.keep(source.key, settled, needed, on_disk)
-        builder.finish([source.run], goes_on=goes_on)
+        builder.finish([source.run], goes_on=goes_on, pages=linked_pages([source], out))
         builder.tidy(needed, on_disk)
         if not goes_on:
             builder.measure()
     return builder.report
+
+
+def linked_pages(sources: Sequence[RunSource], out: Path) -> list[list[str]]:
+    """Lists what features' links to pages of a run say, and their addresses.
+
+    There are none in a viewer that stands elsewhere than in the run's folder: it may be sent.
+    """
+    linked = []
+    for source in sources:
+        if out.parent != source.run.folder.resolve():
+            continue
+        for notes in source.notes.values():
+            for page in notes.pages:
+                address = os.path.relpath(page.file.resolve(), out)
+                linked.append([page.text, quote(address)])
+    return linked
 
 
 @contextmanager
@@ -450,13 +476,16 @@ class ViewerBuilder:
         """Tells what is wrong with a run as a whole, once."""
         if is_new and source.problem:
             self.report.add_fault(f"{source.run.label}: {source.problem}")
+        if is_new:
+            for problem in source.problems_of_notes:
+                self.report.add_fault(f"{source.run.label}: {problem}")
 
     def add_files(self, source: RunSource, which: slice, advance: Callable[[], None]) -> None:
         """Writes all episodes of some of a run's files; `advance` is called after each."""
         for file in source.files[which]:
             with _without_collections():
                 try:
-                    self._add_step(source.run, file, source.texts, advance)
+                    self._add_step(source, file, advance)
                 except OSError as error:
                     self.report.add_fault(f"{source.run.label}: {file.path.name}: {error}")
                 self._end_file()
@@ -470,10 +499,9 @@ class ViewerBuilder:
         self._rows = []
         self._index = self._new_index()
 
-    def _add_step(
-        self, run: RecordedRun, file: RecordFile, texts: TokenTexts, advance: Callable[[], None]
-    ) -> None:
+    def _add_step(self, source: RunSource, file: RecordFile, advance: Callable[[], None]) -> None:
         """Writes the episodes of a step, or of a validation."""
+        run = source.run
         update = self._read_update(run, file)
         reader = StepReader(file, update)
         credit = None
@@ -482,7 +510,7 @@ class ViewerBuilder:
                 credit = reader.credit(run.folder)
             except DAMAGE as error:
                 self.report.add_fault(f"{run.label}: {file.update_path.name}: {error}")
-        step = Step(run, file, update, credit, texts)
+        step = Step(run, file, update, credit, source.texts, source.notes)
         self._note_step(step)
         self.report.steps += 1
         for group in reader.groups():
@@ -555,7 +583,8 @@ class ViewerBuilder:
             "beginning": beginning(episode),
             "tools": "\n".join(tool_names(episode)),
         }
-        page = PageEpisode.of(episode, rows, path, faults, step.texts)
+        noted, of_notes = turn_notes(episode, step)
+        page = PageEpisode.of(episode, rows, path, faults + of_notes, step.texts, noted)
         return Prepared(row, page, episode_texts(episode))
 
     def _add_prepared(self, prepared: "Prepared") -> None:
@@ -572,8 +601,14 @@ class ViewerBuilder:
         if self._pages.is_overfull:
             self._pages.write()
 
-    def finish(self, runs: Sequence[RecordedRun], *, goes_on: bool) -> None:
-        """Writes the manifest."""
+    def finish(
+        self, runs: Sequence[RecordedRun], *, goes_on: bool, pages: Sequence[Sequence[str]] = ()
+    ) -> None:
+        """Writes the manifest.
+
+        Args:
+            pages: that belong to the runs: what their links say, and their addresses.
+        """
         labels = [run.label for run in runs]
         manifest = {
             "runs": [
@@ -601,6 +636,8 @@ class ViewerBuilder:
             "faults": self.report.faults,
             "further_faults": self.report.further_faults,
         }
+        if pages:
+            manifest["pages"] = pages
         DataFolder(self._folder).write("manifest", plain(manifest), {})
 
     def tidy(self, needed: set[int], on_disk: Sequence[ViewerPart]) -> None:
@@ -634,6 +671,31 @@ class Prepared:
     row: dict[str, Any]
     page: PageEpisode
     texts: list[str]
+
+
+def turn_notes(episode: RecordedEpisode, step: Step) -> tuple[ShownNotes, list[str]]:
+    """Asks features what they tell beside an episode's turns; one that raises is a sentence."""
+    noted = NotedEpisode(
+        kind=step.file.kind,
+        step=step.file.step,
+        episode_id=episode.episode_id,
+        turns=episode.turns,
+        entries=episode.entries,
+    )
+    shown = ShownNotes()
+    faults = []
+    for feature, notes in step.notes.items():
+        try:
+            of_feature = [note.as_plain() for note in notes.of(noted)]
+        except MemoryError:
+            raise
+        # What it reads of a record may be damaged.
+        except Exception as error:
+            faults.append(f"what features/{feature} tells of it cannot be shown: {error!r}")
+            continue
+        shown.notes += of_feature
+        shown.entries += notes.entries
+    return shown, faults
 
 
 def gradient_of(update: StepUpdate | None, rows: list[Any]) -> float:

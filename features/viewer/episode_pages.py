@@ -4,7 +4,7 @@ Invariant: the members of a group are in one file where they fit, as they are sh
 is closed once it is about PAGE_BYTES long.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,19 @@ def numbered(name: str, number: int) -> str:
     return f"{name}/{number // FOLDER_FILES}/{number}"
 
 
+@dataclass
+class ShownNotes:
+    """Holds what features tell beside an episode's turns.
+
+    Attributes:
+        notes: in JSON's types, as `TurnNote.as_plain` returns them.
+        entries: of the record, that they show.
+    """
+
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class PageEpisode:
     """Holds what a page shows of an episode.
@@ -62,6 +75,7 @@ class PageEpisode:
         path: dict[str, Any],
         faults: list[str],
         texts: TokenTexts,
+        noted: ShownNotes,
     ) -> "PageEpisode":
         """Gathers an episode's description, arrays and token texts."""
         arrays: dict[str, np.ndarray] = {}
@@ -87,7 +101,7 @@ class PageEpisode:
                     "prompt_texts": texts.joined(prompt_ids),
                 }
             )
-        description = describe(episode, described, path, faults)
+        description = describe(episode, described, path, faults, noted)
         tokens = sum(len(recorded) for recorded in episode.rows)
         text = encode(description, recorded=recorded_parts(description))
         return cls(text, arrays, vocabulary, tokens)
@@ -143,10 +157,12 @@ def describe(
     rows: list[dict[str, Any]],
     path: dict[str, Any],
     faults: list[str],
+    noted: ShownNotes,
 ) -> dict[str, Any]:
     """Returns all of an episode but its arrays."""
-    facts = {name: value for name, value in episode.entries.items() if name not in SHOWN_ELSEWHERE}
-    return {
+    elsewhere = {*SHOWN_ELSEWHERE, *noted.entries}
+    facts = {name: value for name, value in episode.entries.items() if name not in elsewhere}
+    description = {
         "id": episode.episode_id,
         "uid": episode.uid,
         "messages": messages(episode.initial_messages),
@@ -159,6 +175,9 @@ def describe(
         "path": path,
         "faults": faults,
     }
+    if noted.notes:
+        description["notes"] = noted.notes
+    return description
 
 
 def recorded_parts(description: dict[str, Any]) -> list[Any]:

@@ -156,3 +156,46 @@ def test_an_interrupted_run_with_dynamic_sampling_goes_on_with_the_right_rows(
         fit(tiny_config(tiny_task, tmp_path / "broken", *fixed), end_after(2))
     fit(tiny_config(tiny_task, tmp_path / "broken", *fixed))
     assert_same_end(tmp_path / "whole", tmp_path / "broken", step=4)
+
+
+def test_a_run_ends_at_its_sampled_tokens_those_of_dropped_groups_included(
+    tiny_task, tmp_path, caplog
+) -> None:
+    fixed = (*GRPO, *FILTER, "data.val_files=null")
+    fixed += ("trainer.save_freq=1", "trainer.deterministic=true")
+    fixed += ("algorithm.filter_groups.max_num_gen_batches=3",)
+    played: list[tuple[int, int]] = []
+
+    def count(trainer) -> None:
+        inner = trainer.play
+
+        def play(prompts: DataProto) -> DataProto:
+            batch = inner(prompts)
+            tokens = int(batch.batch["response_mask"].sum())
+            played.append((batch.meta_info["global_steps"], tokens))
+            return batch
+
+        trainer.play = play
+
+    _, batches = fit(tiny_config(tiny_task, tmp_path / "whole", *fixed), count)
+    steps = read_steps(tmp_path / "whole")
+    so_far = [int(step["training/sampled_tokens"]) for step in steps]
+    assert so_far == [sum(tokens for at, tokens in played if at <= step) for step in (1, 2, 3)]
+    trained = sum(int(batch.batch["response_mask"].sum()) for batch in batches)
+    assert so_far[-1] > trained, "or no group was dropped"
+
+    ended = (*fixed, f"trainer.total_sampled_tokens={so_far[0] + 1}")
+    fit(tiny_config(tiny_task, tmp_path / "ended", *ended))
+    assert [step["training/sampled_tokens"] for step in read_steps(tmp_path / "ended")] == so_far[
+        :2
+    ]
+    with pytest.raises(Interrupted):
+        fit(tiny_config(tiny_task, tmp_path / "broken", *ended), end_after(1))
+    fit(tiny_config(tiny_task, tmp_path / "broken", *ended))
+    assert_same_end(tmp_path / "ended", tmp_path / "broken", step=2)
+    assert not (tmp_path / "broken/global_step_3").exists()
+    fit(tiny_config(tiny_task, tmp_path / "broken", *ended))
+    assert f"the run has sampled {so_far[1]} tokens in 2 steps" in caplog.text
+    further = (*fixed, f"trainer.total_sampled_tokens={so_far[1] + 1}")
+    fit(tiny_config(tiny_task, tmp_path / "broken", *further))
+    assert_same_end(tmp_path / "whole", tmp_path / "broken", step=3)

@@ -21,6 +21,7 @@ from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_config
 from training.building import build_trainer
 from training.config import PPOConfig
+from training.run.checkpoint_folders import saved_steps
 
 STEPS = 8
 # Alarms look at throughput, too.
@@ -208,6 +209,77 @@ def test_another_estimator_and_schedule_are_refused_or_said(tiny_task, tmp_path,
     )
     assert [step["step"] for step in read_steps(tmp_path)] == [1, 2]
     assert (tmp_path / "config.1.yaml").read_text().startswith("# steps 1 to 1\n")
+
+
+BROKEN_REWARDS = """
+from examples.tiny_prompts_reward import compute_score as sound
+
+CALLS = []
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    CALLS.append(solution_str)
+    # The reward function is tried, then 8 prompts of a step are scored.
+    if len(CALLS) > 8 * 3:
+        raise KeyError("no such answer")
+    return sound(data_source, solution_str, ground_truth, extra_info)
+"""
+BROKEN_LOSS = """
+from training.core_algos import get_policy_loss_fn, register_policy_loss
+
+CALLS = []
+
+
+@register_policy_loss("breaks")
+def breaks(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config):
+    CALLS.append(1)
+    if len(CALLS) > 8:
+        raise KeyError("no such loss")
+    vanilla = get_policy_loss_fn("vanilla")
+    return vanilla(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config)
+"""
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("save_freq", [100, -1])
+def test_an_error_of_a_reward_function_costs_no_whole_step(tiny_task, tmp_path, save_freq) -> None:
+    """The run goes on from the step before, bitwise as if there had been no error."""
+    (tmp_path / "rewards.py").write_text(BROKEN_REWARDS)
+    words = ("data.val_files=null", f"trainer.save_freq={save_freq}", "trainer.deterministic=true")
+    words = (*words, "trainer.total_training_steps=4")
+    broken = tmp_path / "broken"
+    with pytest.raises(Exception, match="no such answer"):
+        own = (f"custom_reward_function.path={tmp_path}/rewards.py",)
+        fit(tiny_config(tiny_task, broken, *words, *own))
+    whole = [step["step"] for step in read_steps(broken)]
+    assert len(whole) in (1, 2, 3), "some steps were made, not all"
+    saved = whole[-1:] if save_freq > 0 else []
+    assert saved_steps(broken) == saved
+    if saved:
+        fit(tiny_config(tiny_task, broken, *words))
+        fit(tiny_config(tiny_task, tmp_path / "sound", *words))
+        for part in ("actor/model", "actor/optimizer", "critic/model"):
+            ends = [
+                tensors(folder / "global_step_4" / part) for folder in (broken, tmp_path / "sound")
+            ]
+            assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+
+
+@pytest.mark.seconds
+def test_an_error_in_an_update_saves_no_weights_of_half_a_step(tiny_task, tmp_path) -> None:
+    (tmp_path / "loss.py").write_text(BROKEN_LOSS)
+    with pytest.raises(Exception, match="no such loss"):
+        fit(
+            tiny_config(
+                tiny_task,
+                tmp_path,
+                *("data.val_files=null", "trainer.save_freq=100", "trainer.total_training_steps=9"),
+                f"custom_algorithm={tmp_path}/loss.py",
+                "actor_rollout_ref.actor.policy_loss.loss_mode=breaks",
+            )
+        )
+    assert [step["step"] for step in read_steps(tmp_path)], "a step was made"
+    assert saved_steps(tmp_path) == []
 
 
 @pytest.mark.long

@@ -187,6 +187,21 @@ def test_states_are_kept_before_each_turn_that_an_environment_is_asked_for(
     assert episode.states == []
 
 
+def test_a_state_that_is_not_needed_is_not_asked_for(tokens: TurnTokens) -> None:
+    class LaterOnes(Kept):
+        def keeps(self, episode: Episode) -> Restore | None:
+            return super().keeps(episode) if episode.turns else None
+
+    episode = Episode(group=0, sample=0, seed=7)
+    play = play_episode(episode, sampler, LIMITS, tokens, [None], branches=LaterOnes())
+    play.send(None)
+    assert isinstance(play.send(RESET), Sample)
+    play.send(completion(tokens, "5"))
+    assert play.send(HIGHER).kind == "visit"
+    play.send(StepReply(said="s1"))
+    assert episode.states == ["", "s1"]
+
+
 def what_it_is(agent: Any, *words: str) -> str:
     return " ".join([type(agent).__name__, *words])
 

@@ -15,7 +15,10 @@ from data.array_ops import object_array
 from data.epoch_order import EpochOrder
 from data.learning_sampler import OUTCOMES, GroupOutcome, LearningSampler
 from data.protocol import DataProto
+from tests.e2e.test_agents import game_config
 from tests.e2e.test_training import tiny_config, train
+from training.building import build_trainer
+from training.config.loader import ConfigError
 from training.run.checkpoint_contents import load_driver_state
 from training.run.data_position import DataPosition, RowStream
 
@@ -204,3 +207,30 @@ def test_a_run_tells_its_sampler_of_each_step_and_keeps_what_it_learnt(
     resumed: Any = train(more).row_stream.order.inner
     assert resumed.told[:2] == sampler.told and len(resumed.told) == 3
     assert [row for row, known in resumed.given] == list(range(24))
+
+
+BACKWARDS = """
+class Backwards:
+    def __init__(self, data_source, data_config):
+        self.dataset = data_source
+
+    def __iter__(self):
+        return iter(range(len(self.dataset) - 1, -1, -1))
+
+    def __len__(self):
+        return len(self.dataset)
+"""
+
+
+def test_a_sampler_of_ones_own_orders_the_tasks_of_an_environment(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(BACKWARDS)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"level": {row}}}\n' for row in range(20)))
+    words = (f"data.sampler.class_path={tmp_path}/own.py", "data.sampler.class_name=Backwards")
+    rows = f"data.train_files={tmp_path}/tasks.jsonl"
+    trainer = build_trainer(game_config(tiny_game, tmp_path / "run", *words, rows))
+    drawn = trainer.row_stream.draw(1)
+    assert [task["level"] for task in drawn["task"]] == list(range(19, 11, -1))
+    with pytest.raises(ConfigError, match="gives the order of rows, and the environment plays"):
+        game_config(tiny_game, tmp_path / "run", *words)

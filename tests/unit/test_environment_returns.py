@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from typing import Any
 
 import numpy as np
@@ -51,16 +53,27 @@ def test_reward_and_done_in_each_others_place_are_told() -> None:
         step_environment(Returning(("x", True, 1.0, {})), "x")
 
 
-@pytest.mark.filterwarnings("error")
-def test_methods_that_are_coroutines_are_told_as_that_alone() -> None:
+def test_methods_that_are_coroutines_are_awaited() -> None:
     class Waiting:
         async def reset(self, seed: int | None = None) -> str:
-            return "x"
+            await asyncio.sleep(0)
+            return f"seed {seed}"
 
         async def step(self, action: str) -> tuple[str, float, bool, dict]:
-            return "x", 1.0, True, {}
+            await asyncio.sleep(0)
+            return action, 1.0, True, {}
 
-    with pytest.raises(BadEnvironment, match=r"Waiting.reset .* is an `async def`; write `def`"):
-        reset_environment(Waiting(), 0)
-    with pytest.raises(BadEnvironment, match=r"Waiting.step .* is an `async def`; write `def`"):
-        step_environment(Waiting(), "x")
+    assert reset_environment(Waiting(), 3) == "seed 3"
+    assert step_environment(Waiting(), "x") == ("x", 1.0, True, {})
+
+
+def test_a_coroutine_that_takes_no_seed_draws_from_generators_of_its_own() -> None:
+    class Drawing:
+        async def reset(self) -> str:
+            await asyncio.sleep(0)
+            return str(random.random())
+
+    state = random.getstate()
+    assert reset_environment(Drawing(), 3) == reset_environment(Drawing(), 3)
+    assert reset_environment(Drawing(), 3) != reset_environment(Drawing(), 4)
+    assert random.getstate() == state

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
+from tests.e2e.test_resume import listen_to_ctrl_c
 from training.run.files import folder_in_the_making
 
 MAKES = """
@@ -100,8 +101,14 @@ def assert_a_signal_leaves_nothing(
     (tmp_path / "places").mkdir()
     words = [str(tmp_path / "places/out") if word == "OUT" else word for word in words]
     code = WAITS.replace("SETTING_UP", setting_up).replace("WORDS", repr(words))
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", code], text=True, cwd=PROJECT, **pipes)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        text=True,
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=listen_to_ctrl_c,
+    )
     assert process.stdout is not None and process.stdout.readline() == "made\n"
     process.send_signal(number)
     _, said = process.communicate(timeout=30)

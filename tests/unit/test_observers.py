@@ -122,6 +122,7 @@ def test_what_is_no_exception_costs_the_observer_alone_too(
     [
         *("went_to", "run_started", "generation_begins", "generation_ends", "validation_begins"),
         *("played", "scored", "update_begins", "step_made", "validated", "checkpoint_saved"),
+        "validation_made",
         *("step_logged", "wants_to_stop", "run_ended", "summary", "closed", "state_dict"),
         "load_state_dict",
     ],
@@ -144,6 +145,7 @@ def test_an_observer_may_leave_by_sys_exit_wherever_it_is_called(
         observers.update_begins(batch, 1)
         observers.scored(batch, torch.zeros(0, 0))
         assert observers.step_made(report()) == {"mine/steps": 1.0}
+        assert observers.validation_made([]) == {}
         observers.validated(1, {}, [])
         observers.checkpoint_saved(1)
         observers.step_logged({"loss": 1.0})

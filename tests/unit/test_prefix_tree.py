@@ -188,3 +188,19 @@ def test_a_tree_of_eight_leaves_computes_hardly_more_than_its_unique_tokens(
 
 def test_no_rows_have_no_tokens() -> None:
     assert count_unique([]) == 0
+
+
+def test_a_row_that_begins_with_all_of_another_goes_on_with_its_segment() -> None:
+    """Turns that a history grows by are one segment, whose keys nothing copies."""
+    rows = ["abc", "abcde", "abcdef", "abcx"]
+    order = order_rows(arrays([[ord(c) for c in row] for row in rows]), 0.0)
+    segments = laid_out(order, rows)
+    texts = [rows[order[r][0]][s : s + n] for r, s, n in segments.parts]
+    assert texts == ["abcdef", "x"]
+    assert [keys.tolist() for keys in segments.keys] == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 6]]
+    assert [places.tolist() for places in segments.places] == [
+        [0, 1, 2],
+        [0, 1, 2, 3, 4],
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 6],
+    ]

@@ -20,10 +20,12 @@ import pytest
 from torch.distributed import TCPStore
 
 from data import play_counts
-from data.play_counts import PLAYED, PlayCounts, Played, Reports, add_up, report_to
+from data.play_counts import PLAYED, REPORTS, PlayCounts, Played, Reports, add_up, report_to
 from tests.conftest import PROJECT
 from training.run import progress
 from training.run.progress import Progress, TokenRate, describe
+from workers.ranks.local_group import LocalWorkerGroup
+from workers.ranks.resource_pool import RayResourcePool
 
 # Generates for a second in a terminal, while all that prints does so.
 IN_TERMINAL = """
@@ -251,6 +253,17 @@ def test_ranks_report_to_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     reports.clear()
     # This process's own, where it has no ranks.
     assert reports.read() == Played(8, 5, 100, 0.0)
+
+
+def test_ranks_of_a_run_before_do_not_count_where_this_process_plays() -> None:
+    """A trainer that was not shut down left them; they answer, with numbers that stand still."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("played/0", json.dumps([8, 8, 500, 0.0]))
+    REPORTS.add(("127.0.0.1", store.port), 1)
+    assert REPORTS.read().episodes == 8
+    pool = RayResourcePool((1,), use_gpu=False)
+    LocalWorkerGroup.start(pool, {})
+    assert REPORTS.read() == PLAYED.read()
 
 
 def test_a_store_that_is_gone_has_nothing_to_tell() -> None:

@@ -1,5 +1,6 @@
 """Tests rewards: where they land, what reward functions may return, who scores text, and how."""
 
+import asyncio
 import functools
 import gc
 import json
@@ -307,13 +308,19 @@ def test_a_result_that_is_no_score_names_the_row(tokenizer, result):
         NaiveRewardManager(tokenizer, 0, lambda **_: result)(make_batch())
 
 
-@pytest.mark.filterwarnings("ignore:coroutine")
-def test_a_function_that_is_a_coroutine_is_told_as_that(tokenizer):
-    async def compute_score(**_):
-        return 1.0
+def test_a_function_that_is_a_coroutine_is_awaited(tokenizer):
+    async def compute_score(solution_str, **_):
+        await asyncio.sleep(0)
+        return float(len(solution_str))
 
-    with pytest.raises(ValueError, match=r"compute_score \(.*\) is an `async def`; write `def`"):
-        NaiveRewardManager(tokenizer, 0, compute_score)(make_batch())
+    def plain(solution_str, **_):
+        return float(len(solution_str))
+
+    awaited, called = (
+        NaiveRewardManager(tokenizer, 0, function)(make_batch())
+        for function in (compute_score, plain)
+    )
+    assert torch.equal(awaited, called)
 
 
 def test_entries_keep_their_names_and_one_named_reward_scores_nothing(tokenizer):

@@ -21,6 +21,7 @@ ROOMS = (
     "training.features",
     "custom.env",
     "custom.own_generators",
+    "custom.coroutines",
     "custom.env_calls",
     "custom.asking",
     "custom.confine",

@@ -61,6 +61,7 @@ class MadeUpTrainer:
             validation_begins=lambda step: None,
             generating=lambda step, validate: nullcontext(),
             scored=lambda batch, scores: None,
+            validation_made=lambda facts: {},
         )
 
     def prompt_batch(self, rows: DataProto, n: int, first_group: int, validate: bool) -> DataProto:

@@ -6,7 +6,7 @@ it has, and its rewards reach back over all of them. What is said of its answer 
 ranks, are an episode each and enter no average.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -28,6 +28,20 @@ def real_rows(batch: DataProto) -> Tensor:
     """Returns (B,) bool: False for dummy rows."""
     uids = batch.non_tensor_batch.get("uid", np.arange(len(batch)))
     return torch.from_numpy(uids.astype(object) != DUMMY_UID)
+
+
+def episode_facts(batch: DataProto) -> list[Mapping[str, Any]]:
+    """Lists the facts of a batch's episodes; none where it has prompts and their answers.
+
+    Rows that pad the batch have those of the rows that they are copies of, which count once.
+    """
+    facts = batch.non_tensor_batch.get("episode_facts", ())
+    real = real_rows(batch).tolist()
+    return [
+        of_row
+        for of_row, is_real in zip(facts, real, strict=False)
+        if is_real and of_row is not None
+    ]
 
 
 def observation_mask(batch: DataProto) -> Tensor:

@@ -187,11 +187,21 @@ def _converted(layers: Layers) -> dict[str, Any]:
 def _report_faults(
     layers: Layers, key: str, *, value: Any, source: str, error: ValidationError
 ) -> None:
-    """Reports each fault that pydantic found in a value, at its place within it."""
+    """Reports the faults that pydantic found in a value, at their places within it.
+
+    Where a value may have several types, and has none of them, that is one fault.
+    """
+    wrong_values: dict[str, Any] = {}
+    sentences: dict[str, list[str]] = {}
     for fault in error.errors():
-        wrong_value = fault["input"] if fault["loc"] else value
-        problem = describe_fault(fault, layers.schema[key]).splitlines()[0]
-        layers.report(key + fault_location(fault), wrong_value, source, problem)
+        place = key + fault_location(fault)
+        wrong_values.setdefault(place, fault["input"] if fault["loc"] else value)
+        sentence = describe_fault(fault, layers.schema[key]).splitlines()[0]
+        sentences.setdefault(place, []).append(sentence)
+    for place, wrong_value in wrong_values.items():
+        first, *others = dict.fromkeys(sentences[place])
+        problem = ", or ".join([first, *(each.removeprefix("must be ") for each in others)])
+        layers.report(place, wrong_value, source, problem)
 
 
 def _resolved(value: Any, link_targets: DictConfig) -> Any:

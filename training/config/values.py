@@ -34,11 +34,15 @@ FAULT_SENTENCES = {
     "literal_error": "must be one of {expected}",
     "tuple_type": "must be a list",
     "missing": "must be given; the list is too short",
+    "mapping_for_text": "must be text, and no mapping with keys of its own",
     "too_long": "must be a list of {max_length} values",
     "dict_type": "must be a mapping, as in {{key: value}}",
     "dataclass_type": "must be a mapping, as in {{key: value}}",
     "unexpected_keyword_argument": "there is no such key",
 }
+# Types of a value that may have several, as pydantic's locations name them; others, such as
+# constrained-int, are no names of keys.
+TYPE_NAMES = ("int", "float", "str", "bool")
 # As YAML reads them.
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # Short names that people write for a word of a setting.
@@ -98,14 +102,26 @@ def _text_as(kind: Any, text: str) -> Any:
 
 def fault_location(fault: ErrorDetails) -> str:
     """Names the place within a value at which pydantic found a fault, as in [0].kwargs."""
-    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault["loc"]]
+    places = [step for step in fault["loc"] if not _is_type(step)]
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in places]
     return "".join(steps)
+
+
+def _is_type(step: int | str) -> bool:
+    """Returns whether a step of a location is one of the types that the value may have."""
+    return isinstance(step, str) and (step in TYPE_NAMES or not step.isidentifier())
 
 
 def describe_fault(fault: ErrorDetails, leaf: Leaf) -> str:
     """Describes what a value must be, and the nearest of the words or keys that there are."""
-    known = FAULT_SENTENCES.get(fault["type"])
-    if known is None:
+    kind = fault["type"]
+    if kind == "string_type" and isinstance(fault["input"], dict):
+        kind = "mapping_for_text"
+    known = FAULT_SENTENCES.get(kind)
+    values = get_args(leaf.kind)
+    if kind == "missing" and leaf.plain is tuple and ... not in values:
+        sentence = f"must be given: the setting is a list of {len(values)} values"
+    elif known is None:
         # A validator's own sentence; pydantic puts two words before it.
         sentence = fault["msg"].removeprefix("Value error, ")
     else:

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 # With trainer.save_freq=null: seconds of training that a crash may cost, and checkpoints that stay.
 SAVE_EVERY_S = 600.0
 TIMED_SAVES_KEPT = 2
+# As a `save_freq`.
+NEVER = -1
 # How long a save is waited for when a rank has failed: the others may stand in the midst of a
 # collective, and never come to answer.
 FAILED_RANK_WAIT_S = 60.0
@@ -153,12 +155,17 @@ class CheckpointSaver:
         return folder
 
     @contextmanager
-    def ends_saves(self, last_whole: Callable[[], DriverSnapshot | None]) -> Iterator[None]:
+    def ends_saves(
+        self,
+        last_whole: Callable[[], DriverSnapshot | None],
+        behind_error: Callable[[Exception], DriverSnapshot | None] = lambda error: None,
+    ) -> Iterator[None]:
         """Waits for the save under way, however the block ends; its error is what is raised.
 
         Args:
             last_whole: the end of the last step, which an interrupted block saves first; None: its
                 weights are in the midst of a step.
+            behind_error: likewise, of a block that an error ended, where there are saves at all.
         Raises:
             CheckpointError: the block, or what interrupted it, ended well, and the last save did
                 not.
@@ -172,10 +179,28 @@ class CheckpointSaver:
             else:
                 self.save_interrupted(snapshot)
             raise
-        except BaseException as error:
-            self._wait_after_error(FAILED_RANK_WAIT_S if _is_of_a_rank(error) else math.inf)
+        except Exception as error:
+            if _is_of_a_rank(error):
+                self._wait_after_error(FAILED_RANK_WAIT_S)
+            else:
+                self._save_behind_error(behind_error(error))
+            raise
+        except BaseException:
+            self._wait_after_error(math.inf)
             raise
         self.close()
+
+    def _save_behind_error(self, snapshot: DriverSnapshot | None) -> None:
+        """Saves the last step behind an error; what goes wrong with it is logged."""
+        if snapshot is None or self.frequency == NEVER:
+            self._wait_after_error(math.inf)
+            return
+        try:
+            self.save_interrupted(snapshot)
+        # The error that ended the run is what is raised, not that of its save.
+        except Exception as error:
+            step = snapshot.state.global_steps
+            logger.error("no checkpoint of step %d in %s: %s", step, self.run_dir, error)
 
     def _wait_after_error(self, longest_s: float) -> None:
         """Waits for the save under way; what goes wrong with it is logged."""
@@ -221,8 +246,13 @@ class CheckpointSaver:
                 f"saved step {self.step} in {self.run_dir}; it goes on with: {shlex.join(command)}"
             )
 
-    def load_groups(self, checkpoint: Path) -> None:
-        """Loads every worker group's folder of a checkpoint; one that it lacks starts anew."""
+    def load_groups(self, checkpoint: Path, step: int) -> None:
+        """Loads every worker group's folder of a checkpoint; one that it lacks starts anew.
+
+        A checkpoint of this run is its last save, which is not written once more.
+        """
+        if checkpoint.parent.absolute() == self.run_dir.absolute():
+            self.step = step
         for name, group in self.groups.items():
             if (checkpoint / name).exists():
                 group.load_checkpoint(str(checkpoint / name))

@@ -37,6 +37,7 @@ ENTRY_TYPES: dict[str, tuple[type, ...]] = {
     "global_steps": (int,),
     "epoch": (int,),
     "rows_done": (int,),
+    "sampled_tokens": (int,),
     "kl_coef": (int, float),
     "observers": (dict,),
     "estimator": (dict,),
@@ -122,6 +123,7 @@ class DriverState:
     Attributes:
         global_steps: steps that were trained.
         epoch, rows_done: the data position behind them.
+        sampled_tokens: that were sampled for them, discarded ones included.
         kl_coef: the KL controller's coefficient.
         observers: what each observer remembers of the steps before, by its name.
         estimator: what the advantage estimator keeps over the run.
@@ -132,6 +134,7 @@ class DriverState:
     global_steps: int
     epoch: int = 0
     rows_done: int = 0
+    sampled_tokens: int = 0
     kl_coef: float = 0.0
     observers: dict[str, Any] = field(default_factory=dict)
     estimator: dict[str, Any] = field(default_factory=dict)

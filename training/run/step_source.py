@@ -18,6 +18,7 @@ from typing import Protocol
 from data.protocol import DataProto
 from data.texts import text_of
 from training.run.data_position import DataPosition, Rows, RowStream
+from training.run.sampled_tokens import SampledTokens
 
 logger = logging.getLogger(__name__)
 
@@ -161,9 +162,18 @@ def _earlier_failure(steps: Sequence[Future[GeneratedStep]]) -> BaseException | 
     return None
 
 
-def warn_if_nothing_to_train(step: int, total_steps: int) -> None:
-    """Logs that a run is at its last step already, where it is."""
-    if step >= total_steps:
+def warn_if_nothing_to_train(step: int, total_steps: int, tokens: SampledTokens) -> None:
+    """Logs that a run is at its last step already, or has sampled all its tokens, where it has."""
+    if tokens.are_enough:
+        logger.warning(
+            "nothing to train: the run has sampled %d tokens in %d steps, and "
+            "trainer.total_sampled_tokens=%d; a larger number extends it, "
+            "trainer.resume_mode=disable starts it anew",
+            tokens.so_far,
+            step,
+            tokens.limit,
+        )
+    elif step >= total_steps:
         logger.warning(
             "nothing to train: the run is at step %d of %d; trainer.total_training_steps or "
             "total_epochs extends it, trainer.resume_mode=disable starts it anew",

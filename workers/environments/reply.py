@@ -73,7 +73,7 @@ class StepReply:
         tool_calls: name, ok, error_kind and seconds of each; raised, where a tool's code did, and
             chars_left_out, where its result was cut.
         info: the numbers of a step's info.
-        texts: the texts of a step's info, such as a hint, but for the task's name.
+        texts: the texts of a reset's or a step's info, such as a hint, but for the task's name.
         task: what a step's info calls the task that is played; "": nothing.
         anchor: `environment.anchor()`, the state that the next turn begins in; None where the class
             has none.

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn, TypeAlias
 
 from custom.asking import AskingLine, PolicyAnswer, Question, held, next_episode, trial_answers
+from custom.coroutines import close_loop
 from custom.env import BadRewardFunction, NewHistory, Task
 from custom.env_calls import Abandoned, describe
 from custom.model_usage import USAGE
@@ -205,7 +206,9 @@ class EnvServer:
     def reset(self, seed: int, task: Task | None = None) -> StepReply:
         """Starts an episode; replies with its first messages."""
         messages = self.agent.reset(seed, task)
-        return StepReply(messages=messages, anchor=self._anchor())
+        return StepReply(
+            messages=messages, texts=texts(self.agent.reset_info), anchor=self._anchor()
+        )
 
     def step(self, text: str) -> StepReply:
         """Plays what the policy wrote."""
@@ -243,8 +246,11 @@ class EnvServer:
         """Closes the agent, if there is one."""
         agent = self.agent
         self.agent = None
-        if agent is not None:
-            agent.close()
+        try:
+            if agent is not None:
+                agent.close()
+        finally:
+            close_loop()
         return StepReply(done=True)
 
     def _end_stray(self, kind: Call) -> NoReturn:

@@ -9,7 +9,12 @@ with the row before it.
                      a b c f      shared 3        keys of f  ab c f
                      a b g        shared 2        keys of g  ab g
 
-A segment's queries are its own tokens, and its keys those of the row up to there.
+A segment's queries are its own tokens, and its keys those of the row up to there. A row that begins
+with the whole row before it goes on with that one's last segment:
+
+    rows in order    a b c       shared 0        segments   abcd | e
+                     a b c d     shared 3        keys of e  abc e
+                     a b c e     shared 3
 
 What rows share may be the prompt of a group's samples, a system prompt, or what a template left of
 an episode's history. A token costs the same wherever it is computed, and attention has fewer pairs;
@@ -254,6 +259,10 @@ class _PathPart:
     stop: int
     places: np.ndarray
 
+    def ends_at(self, total: int) -> bool:
+        """Checks whether its last token is the last of so many that are placed."""
+        return int(self.places[-1]) == total - 1
+
 
 def cut_segments(micro_batch: MicroBatch, lengths: Sequence[int]) -> Segments:
     """Cuts the rows of a micro-batch into segments, wherever one of them leaves the others.
@@ -269,10 +278,15 @@ def cut_segments(micro_batch: MicroBatch, lengths: Sequence[int]) -> Segments:
         path = [part for part in path if part.stop <= shared]
         cuts = _cuts(shared, lengths[row], micro_batch[number + 1 :])
         for start, stop in pairwise(cuts):
+            goes_on = bool(path) and start == shared and path[-1].ends_at(total)
             length = stop - start
             path.append(_PathPart(stop, np.arange(total, total + length)))
             total += length
-            segments.parts.append(Segment(row, start, length))
+            if goes_on:
+                # Nothing else is copied that one segment of both would not copy.
+                start = segments.parts.pop().start
+                segments.keys.pop()
+            segments.parts.append(Segment(row, start, stop - start))
             segments.keys.append(_joined(path))
         segments.places.append(_joined(path))
     return segments

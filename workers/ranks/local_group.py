@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data.play_counts import REPORTS
 from data.protocol import DataProto
 from workers.ranks.dispatch import Colocated, Dispatch, registered_methods, split_batch
 from workers.ranks.resource_pool import RayResourcePool
@@ -30,6 +31,8 @@ class LocalWorkerGroup:
     def start(cls, pool: RayResourcePool, class_dict: Colocated) -> dict[str, LocalWorkerGroup]:
         """Builds the workers; one group a role."""
         assert pool.world_size == 1, "trainer.launcher=local has one rank"
+        # Ranks of a run before, which was not shut down, may still report.
+        REPORTS.clear()
         return {role: cls(build_worker()) for role, build_worker in class_dict.items()}
 
     def shutdown(self) -> None:

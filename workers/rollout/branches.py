@@ -38,7 +38,10 @@ class BranchRule:
         """Sees the episodes that are to be played, on every rank, before they begin."""
 
     def keeps(self, episode: Episode) -> Restore | None:
-        """Names what is called with the agent before each turn, whose text is kept as the state."""
+        """Names what is called with the agent before the next turn; its text is kept as the state.
+
+        None: the state before that turn is not needed.
+        """
         return None
 
     def begins(self, episode: Episode) -> Sequence[Begin]:

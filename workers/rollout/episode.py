@@ -212,6 +212,7 @@ class Episode:
         rows: one, or more where the chat template rewrites history or a new context begins, the
             last of which grows; beside these the rows that its environment asked for.
         messages: the whole conversation, of which `initial_messages` came from the reset.
+        reset_texts: the texts of the reset's info, by name.
         final_reward: what replaces the rewards of the turns, if the environment gave it.
         asked: what is counted of the questions that its environment asked the policy.
         program: of a program, its numbers and the last lines of its output, by name.
@@ -225,7 +226,7 @@ class Episode:
             none.
         branches: of this episode.
         states: texts that stand for the environment's state before each turn that it was asked
-            for, where branches are to begin there (branches.py).
+            for, where branches are to begin there (branches.py); "" for one that was not kept.
     """
 
     group: int
@@ -236,6 +237,7 @@ class Episode:
     rows: list[Row] = field(default_factory=list)
     initial_messages: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    reset_texts: dict[str, str] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     final_reward: float | None = None
     asked: dict[str, float] = field(default_factory=dict)

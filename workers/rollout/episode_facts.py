@@ -4,13 +4,13 @@
 (training/run) read nothing else of episodes. Invariant: facts are plain data, as JSON holds it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from custom.env_calls import LEFT_OUT
 from data.own_names import keep_own
 from workers.environments.reply import StepReply
-from workers.rollout.episode import FAILURES, Episode, digest
+from workers.rollout.episode import FAILURES, Episode, Turn, digest
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
@@ -29,6 +29,8 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         info: the environment's numbers; of a name that several turns give the last counts. Of a
             program what is counted of its requests, and its own metrics.
         sampled_tokens: of all turns; untrained_tokens: of those that are not trained on, where
+            there are any.
+        discarded_tokens: sampled beside those, in attempts that failed and by branches, where
             there are any.
         paid: what the environment gave in all, 0 where the episode failed; reward: the sum over the
             episode's rows, which it is to be but for `agent.overflow_reward`.
@@ -72,10 +74,31 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "reward": float(sum(sum(row.reward_at.values()) for row in episode.rows)),
         "masked": not any(row.spans for row in episode.rows),
     }
+    discarded = discarded_tokens(episode)
+    if discarded:
+        facts["discarded_tokens"] = discarded
     untrained = sum(turn.tokens for turn in episode.turns if not turn.is_trained)
     if untrained:
         facts["untrained_tokens"] = untrained
     return facts
+
+
+def discarded_tokens(episode: Episode) -> int:
+    """Counts what was sampled for an episode beside its turns: by attempts before, and branches."""
+    tokens = 0
+    for attempt in episode.failed_attempts:
+        tokens += sum(turn.tokens for turn in own_turns(episode, attempt.turns))
+    for branch in episode.branches:
+        tokens += sum(turn.tokens for turn in own_turns(branch, branch.turns))
+        tokens += discarded_tokens(branch)
+    return tokens
+
+
+def own_turns(episode: Episode, turns: Sequence[Turn]) -> Sequence[Turn]:
+    """Lists those of an attempt's turns that it sampled itself: a branch takes the first ones."""
+    if episode.begin is None:
+        return turns
+    return turns[episode.begin.turn :]
 
 
 def program_numbers(episode: Episode, info: Mapping[str, float]) -> dict[str, float]:

@@ -144,6 +144,7 @@ class Playing:
         limits = self.limits
         try:
             reply = yield from self._ask("reset", episode.spec, episode.seed, episode.task)
+            episode.reset_texts = reply.texts
             if not self._begin_episode(reply.messages):
                 return "overflow", ""
             while True:
@@ -198,13 +199,15 @@ class Playing:
         return begin.replies[number]
 
     def _keep_state(self, reply: StepReply) -> Generator[Request, StepReply, None]:
-        """Keeps the environment's state, if branches may begin in it."""
+        """Keeps the environment's state, if branches may begin in it; else "" stands for it."""
         if self.branches is None or self.episode.begin is not None or reply.done:
             return
         call = self.branches.keeps(self.episode)
+        state = ""
         if call is not None:
             kept = yield from ask(self.episode, "visit", call.place, *call.args)
-            self.episode.states.append(kept.said)
+            state = kept.said
+        self.episode.states.append(state)
 
     def _is_redrawn_alike(self) -> bool:
         """Checks whether a branch sampled in its first turn what its episode had sampled."""

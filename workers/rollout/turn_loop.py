@@ -440,6 +440,11 @@ def request_name(key: int, number: int) -> str:
     return f"{key}.{number}" if number else str(key)
 
 
+def is_asked_aside(request_id: str) -> bool:
+    """Returns whether an engine's request is one of several that an episode may have at a time."""
+    return "." in request_id
+
+
 def describe_unfinished(loop: TurnLoop) -> str:
     """Describes a loop that stands still: what waits for what, and the oldest episode's end."""
     keys = sorted({key for key, _ in loop.sampling.values()})

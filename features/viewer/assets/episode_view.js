@@ -67,7 +67,7 @@
     drawCard();
     viewer.closeCard = closeCard;
     if (shown.token) scrollToToken();
-    else window.scrollTo(0, 0);
+    else if (!scrollToTurn(shown.values.turn)) window.scrollTo(0, 0);
   }
 
   function head(episode) {
@@ -237,8 +237,9 @@
     const parts = [
       seam(found, number),
       turn.asked ? asked(turn, number) : null,
-      bubble(label, said, "policy"),
+      bubble(label, said, "policy", number + 1),
       calls(turn.facts.tool_calls),
+      viewer.turnNotes(shown.episode, number),
     ];
     return turn.facts.aside ? element("section", { class: "aside-turn" }, parts) : parts;
   }
@@ -349,9 +350,9 @@
     return element("span", { class: "tag m-failed" }, `failed: ${why}`);
   }
 
-  function bubble(label, contents, kind) {
+  function bubble(label, contents, kind, turn = null) {
     const name = typeof label === "string" ? viewer.plainText(label) : label;
-    return element("section", { class: `bubble ${kind}` },
+    return element("section", { class: `bubble ${kind}`, "data-turn": turn },
       element("h3", {}, name), contents);
   }
 
@@ -435,6 +436,14 @@
     span?.closest("details")?.setAttribute("open", "");
     span?.scrollIntoView({ block: "center" });
     span?.focus({ preventScroll: true });
+  }
+
+  // Goes to a turn, the first being 1; false where there is none of the kind.
+  function scrollToTurn(turn) {
+    if (!/^\d+$/.test(turn || "")) return false;
+    const found = shown.parts.talk.querySelector(`.bubble[data-turn="${turn}"]`);
+    found?.scrollIntoView({ block: "center" });
+    return Boolean(found);
   }
 
   // The next episode of the list, or the one before.

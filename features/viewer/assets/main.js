@@ -66,6 +66,7 @@
       element("a", { class: "to-tasks", href: "#tasks" }, "Tasks"),
       element("span", { class: "runs", title: runNames(manifest) }, runPicker(manifest)),
       input,
+      pages(manifest),
       manifest.goes_on ? element("span", { class: "goes-on", title: "The run makes this viewer "
         + "again as it goes on: load the page again." }, reach(manifest)) : null,
       faults(manifest),
@@ -97,6 +98,13 @@
       location.hash = viewer.listAddress({ ...viewer.listed.values, run: select.value });
     });
     return select;
+  }
+
+  // Pages of other features that lie beside the viewer, in the run's folder.
+  function pages(manifest) {
+    return (manifest.pages || []).filter(([, address]) => address.startsWith("../"))
+      .map(([text, address]) => element("a", { class: "of-run", href: address },
+        viewer.visible(text)));
   }
 
   // A text that is searched for is a filter of the list.

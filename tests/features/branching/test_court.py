@@ -284,6 +284,14 @@ def test_credit_that_is_constant_agrees_with_nothing() -> None:
         assert found.r == Interval(0.0, 0.0, 0.0) and found.slope == Interval(0.0, 0.0, 0.0)
 
 
+def test_an_interval_that_holds_every_correlation_is_told_as_that() -> None:
+    turns = turns_of([0, 1, 2, 3], first=[1.0, -1.0, 1.0, -1.0], second=[0.5, 0.5, -0.4, -0.5])
+    court = Court.of(turns, {"mine": np.array([1.0, -1.0, 1.0, 0.0])})
+    found = court.judgements[0].agreement.r
+    assert court.can_judge and found.low <= -1 and found.high >= 1
+    assert "episodes of 4 groups are too few to know; take more episodes" in court.sentence()
+
+
 def test_halves_that_do_not_agree_judge_nobody_and_say_so() -> None:
     turns = turns_of([0, 1, 2, 3], first=[1.0, -1.0, 1.0, -1.0], second=[-1.0, 1.0, -1.0, 1.0])
     court = Court.of(turns, {"mine": np.array([1.0, -1.0, 1.0, 0.0])})

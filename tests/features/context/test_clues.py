@@ -27,6 +27,7 @@ from data.turn_tokens import TurnTokens
 from features.context.opening import open_history
 from features.context.settings import ContextSettings
 from scripts import contexts_table
+from scripts.table_runs import folder_of
 from tests.conftest import PROJECT
 from tests.unit.test_episode import completion, end
 from training.config.loader import load_config
@@ -158,9 +159,9 @@ def write_run(folder: Path, rewards: list[float], overflows: float) -> None:
 
 
 def test_the_table_is_of_the_runs_that_have_ended(tmp_path: Path) -> None:
-    trained = contexts_table.folder_of(tmp_path, "summarise, trained", 0)
+    trained = folder_of(tmp_path, "summarise, trained", 0)
     write_run(trained, [0.5, 0.9], 1.0)
-    write_run(contexts_table.folder_of(tmp_path, "summarise, trained", 1), [0.3, 0.7], 2.0)
+    write_run(folder_of(tmp_path, "summarise, trained", 1), [0.3, 0.7], 2.0)
     lines = contexts_table.table(tmp_path, [0, 1, 2], steps=2).splitlines()
     assert lines[2:] == [
         "| `summarise`, trained | 2 | 0.40 (0.30–0.50) | 0.80 (0.70–0.90) | 0.15 (0.10–0.20) | "

@@ -263,7 +263,7 @@ def own(tmp_path: Path, body: str, **kwargs: Any) -> OwnRule:
     name = f"Own{len(list(tmp_path.iterdir()))}"
     file = tmp_path / f"{name.lower()}.py"
     file.write_text(OWN.format(name=name, body=lines))
-    return OwnRule(f"{file}:{name}", kwargs)
+    return OwnRule(f"{file}:{name}", kwargs, response_length=100)
 
 
 def test_a_class_of_the_users_decides(tmp_path: Path) -> None:
@@ -289,6 +289,7 @@ def test_a_class_of_the_users_has_the_policy_write(tmp_path: Path) -> None:
     ("body", "says"),
     [
         ("return 1 / 0", r"next_context \(.*own0.py:6\) raised ZeroDivisionError: .*own0.py:7"),
+        ("raise SystemExit(3)", r"raised SystemExit: 3 in .*own0.py:7"),
         ("return 7", r"returned 7 \(int\); allowed: None to go on, a list of messages"),
         ("return []", r"returned \[\] \(list\); allowed: None to go on"),
         ("return ['x']", r"returned the observation \['x'\] \(list\); allowed: a string, or a"),
@@ -314,3 +315,39 @@ def test_what_a_class_of_the_users_does_wrong_ends_the_run_with_a_sentence(
 def test_a_class_that_cannot_be_made_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(HistoryFault, match=r"cannot be made: TypeError: .*unexpected keyword"):
         own(tmp_path, "return None", nonsense=1)
+
+
+def test_a_class_that_asks_for_ever_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    body = "from workers.rollout.history import Writing\n"
+    body += "while True: yield Writing(standing.reply, 1, 'note')"
+    deciding = own(tmp_path, body).next_context(STANDING)
+    assert isinstance(deciding, Generator)
+    next(deciding)
+    with pytest.raises(HistoryFault, match="yielded more than 100 times for one context"):
+        for _ in range(1000):
+            deciding.send(Written("", 0))
+
+
+def test_what_a_class_writes_into_the_messages_changes_no_record(tmp_path: Path) -> None:
+    standing = replace(
+        STANDING,
+        task=[dict(each) for each in STANDING.task],
+        messages=[dict(each) for each in STANDING.messages],
+        reply=[dict(each) for each in STANDING.reply],
+    )
+    body = "for each in [*standing.task, *standing.messages, *standing.reply]:\n"
+    body += "    each['content'] = 'other'\n"
+    body += "standing.messages.clear()\nstanding.reply.clear()\nstanding.task.clear()"
+    assert own(tmp_path, body).next_context(standing) is None
+    assert standing == STANDING
+
+
+@pytest.mark.parametrize("reserved", ["-1", "100", "2.5", "'x'", "True"])
+def test_a_class_may_not_reserve_what_a_row_has_not(tmp_path: Path, reserved: str) -> None:
+    file = tmp_path / "reserves.py"
+    file.write_text(
+        f"class Reserves:\n    reserved = {reserved}\n\n    def next_context(self, standing):\n"
+        "        return None\n"
+    )
+    with pytest.raises(HistoryFault, match=r"Reserves\.reserved=.*data\.max_response_length"):
+        OwnRule(f"{file}:Reserves", {}, response_length=100)

@@ -202,6 +202,14 @@ class Faulty(Asker):
             policy.ask("guess", max_tokens=0)
         if self.fault == "name":
             policy.ask("guess", name="")
+        if self.fault == "unprintable":
+            policy.ask("guess", name="critic\n\ud800")
+        if self.fault == "train":
+            policy.ask("guess", train="false")  # type: ignore[arg-type]
+        if self.fault == "a text":
+            policy.ask_all("guess")
+        if self.fault == "group":
+            asyncio.run(group_too_long())
         if self.fault == "nan":
             policy.ask("guess").reward = float("nan")
         if self.fault == "masked":
@@ -215,6 +223,12 @@ class Faulty(Asker):
 
 async def gather_too_long() -> None:
     await asyncio.gather(policy.chat("guess"), policy.chat("higher " * 500))
+
+
+async def group_too_long() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(policy.chat("guess"))
+        group.create_task(policy.chat("higher " * 500))
 
 
 class Forgetful(Asker):
@@ -255,3 +269,118 @@ class InBuild(Asker):
     def __init__(self) -> None:
         super().__init__()
         policy.ask("guess")
+
+
+class Awaiting(BaseEnvironment):
+    """Is all `async def`, and keeps what belongs to its event loop from call to call."""
+
+    async def reset(self, seed: int | None = None) -> str:
+        self.draw = random.Random(seed)
+        self.turn = 0
+        self.lock = asyncio.Lock()
+        self.loop = asyncio.get_running_loop()
+        self.said = asyncio.Queue()  # type: ignore[var-annotated]
+        reply = await policy.chat("number", train=False)
+        await self.said.put(reply.text)
+        return "guess"
+
+    async def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        assert asyncio.get_running_loop() is self.loop
+        self.turn += 1
+        async with self.lock:
+            asked = await asyncio.gather(
+                policy.chat(f"number {self.turn}", train=True),
+                policy.chat(f"guess {await self.said.get()}", name="critic"),
+            )
+        asked[1].reward = 0.5 * self.turn
+        await self.said.put(asked[0].text)
+        return f"higher {asked[0]}", float(self.turn), self.turn >= 2, {}
+
+    async def close(self) -> None:
+        assert asyncio.get_running_loop() is self.loop
+        await asyncio.sleep(0)
+
+
+class Blocking(Awaiting):
+    """Asks the same as `Awaiting`, in functions that wait."""
+
+    def reset(self, seed: int | None = None) -> str:  # type: ignore[override]
+        self.draw = random.Random(seed)
+        self.turn = 0
+        self.words = policy.ask("number", train=False).text
+        return "guess"
+
+    def step(self, action: str) -> Any:  # type: ignore[override]
+        self.turn += 1
+        both = [f"number {self.turn}", f"guess {self.words}"]
+        asked = asyncio.run(self.both(both))
+        asked[1].reward = 0.5 * self.turn
+        self.words = asked[0].text
+        return f"higher {asked[0]}", float(self.turn), self.turn >= 2, {}
+
+    async def both(self, both: list[str]) -> Any:
+        return await asyncio.gather(policy.chat(both[0]), policy.chat(both[1], name="critic"))
+
+    def close(self) -> None:  # type: ignore[override]
+        pass
+
+
+class AwaitsForEver(Awaiting):
+    """Asks for ever, in an event loop."""
+
+    async def step(self, action: str) -> Any:
+        while True:
+            try:
+                await policy.chat("guess")
+            except PolicyError as error:
+                assert error.refusal == "limit"
+
+
+class Hangs(Awaiting):
+    """Waits for what never comes, beside tasks that nothing awaits."""
+
+    async def step(self, action: str) -> Any:
+        self.task = asyncio.create_task(asyncio.sleep(3600))
+        await asyncio.Event().wait()
+
+
+class LeavesTasks(Asker):
+    """Asks by a task that a step leaves behind; the next step is told what came of it."""
+
+    task: Any = None
+    told = ""
+
+    async def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:  # type: ignore[override]
+        self.turn += 1
+        if self.task is not None:
+            await asyncio.wait([self.task])
+            self.told = str(self.task.exception())
+        self.task = asyncio.create_task(policy.chat("guess"))  # type: ignore[var-annotated]
+        return "higher", 0.0, self.turn >= 2, {"task": self.told[:60]}
+
+
+class AwaitingAgent(Tool):
+    """Asks in an event loop; stays beyond its deadline where it is told to."""
+
+    definition = ToolDefinition(
+        name="sub_agent",
+        description="Answers a question.",
+        parameters=SubAgent.definition.parameters,
+        timeout_s=0.3,
+    )
+    cancelled: ClassVar[list[str]] = []
+
+    async def execute(self, question: str) -> str:
+        if question == "hang":
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                self.cancelled.append(question)
+                raise
+        return (await policy.chat(question[:40])).text
+
+
+async def judged_later(trajectory: Trajectory, environment: Any) -> float:
+    """A reward that the policy is asked for, in an event loop."""
+    verdict = await policy.chat("correct", train=False)
+    return float(len(verdict.text) % 3)

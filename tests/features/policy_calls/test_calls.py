@@ -7,6 +7,8 @@ import os
 import pickle
 import random
 import socket
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,20 @@ def test_every_home_gives_the_same(
     assert contents(there) == contents(Played(spec, config_of(game)))
 
 
+@pytest.mark.parametrize("home", HOMES)
+def test_a_game_of_coroutines_is_played_as_one_of_functions_in_every_home(
+    spec: Any, home: str, request: pytest.FixtureRequest
+) -> None:
+    if home == "ray":
+        request.getfixturevalue("cluster")
+    config = config_of("Awaiting", home=home, reward="judged_later")
+    awaited = Played(spec, config, episodes=6, seeded=False)
+    assert all(each.ending == "done" for each in awaited.episodes), awaited.episodes[0].error
+    blocking = Played(spec, config_of("Blocking", reward="judged"), episodes=6)
+    assert contents(awaited) == contents(blocking)
+    assert [facts["policy_calls"]["answers"] for facts in awaited.facts] == [6.0] * 6
+
+
 def test_masked_answers_stay_out_and_paid_ones_earn_their_own(spec: Any) -> None:
     played = Played(spec, config_of("Critic"))
     columns = played.batch.non_tensor_batch
@@ -263,13 +279,14 @@ def test_a_reward_function_may_ask_and_pay(spec: Any) -> None:
 
 
 @pytest.mark.parametrize("home", HOMES)
+@pytest.mark.parametrize("game", ["ForEver", "AwaitsForEver"])
 def test_a_tool_that_asks_for_ever_ends_its_episode_alone(
-    spec: Any, home: str, request: pytest.FixtureRequest
+    spec: Any, home: str, game: str, request: pytest.FixtureRequest
 ) -> None:
     if home == "ray":
         request.getfixturevalue("cluster")
     calls = {"max_calls": 3, "max_refused": 5}
-    played = Played(spec, config_of("ForEver", home=home, calls=calls), episodes=2, n=1)
+    played = Played(spec, config_of(game, home=home, calls=calls), episodes=2, n=1)
     for episode in played.episodes:
         assert episode.ending == "env_timeout"
         assert "policy_calls.max_refused" in episode.error
@@ -336,6 +353,37 @@ def test_depth_is_that_of_tools_that_answers_call(spec: Any) -> None:
     assert depths == [1, 2, 3, 1, 2]
 
 
+def test_a_tool_may_be_a_coroutine_and_is_cancelled_at_its_deadline() -> None:
+    from custom.asking import AskingLine, PolicyAnswer, held
+    from custom.tools import ToolCall, ToolRegistry
+    from features.policy_calls import policy
+    from tests.features.policy_calls.games import AwaitingAgent
+
+    depths = []
+
+    def answer(questions: Any) -> list[PolicyAnswer]:
+        time.sleep(0.6)
+        depths.extend(question.depth for question in questions)
+        return [PolicyAnswer(text="7", finish_reason="stop", tokens=1) for _ in questions]
+
+    registry = ToolRegistry([AwaitingAgent()])
+    policy.is_set_up = True
+    with held(AskingLine(answer)):
+        asked = registry.execute(ToolCall("sub_agent", {"question": "guess"}))
+        assert (asked.ok, asked.result) == (True, "7"), "its clock stands still while it asks"
+        late = registry.execute(ToolCall("sub_agent", {"question": "hang"}))
+    assert late.error_kind == "timeout" and "did not answer within 0.3 s" in late.result
+    assert AwaitingAgent.cancelled == ["hang"]
+    assert depths == [1]
+
+
+def test_what_a_task_asks_behind_its_call_is_told_that_the_call_is_over(spec: Any) -> None:
+    [episode] = Played(spec, config_of("LeavesTasks"), episodes=1, n=1).episodes
+    assert episode.ending == "done", episode.error
+    assert not any(turn.aside for turn in episode.turns)
+    assert episode.turns[1].reply.task.startswith("the call of the environment that this belongs")
+
+
 # Deadlines
 
 
@@ -344,8 +392,6 @@ def test_depth_is_that_of_tools_that_answers_call(spec: Any) -> None:
 def test_a_calls_clock_stands_still_while_the_policy_is_asked(spec: Any, home: str) -> None:
     class Sleepy(Scripted):
         def step(self) -> list[Completion]:
-            import time
-
             if self.pending:
                 time.sleep(0.5)
             return super().step()
@@ -371,6 +417,17 @@ def test_a_calls_clock_stands_still_while_the_policy_is_asked(spec: Any, home: s
     short = config_of("Slow", home=home, step_timeout_s=0.3, on_failure="zero")
     [late] = Played(spec, short, episodes=1, n=1).episodes
     assert late.ending == "env_timeout" and late.error.startswith("step was still running")
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("home", ["thread", "process"])
+def test_a_coroutine_that_hangs_is_given_up_with_its_tasks(spec: Any, home: str) -> None:
+    config = config_of("Hangs", home=home, step_timeout_s=0.3, on_failure="zero")
+    before = threading.active_count()
+    [episode] = Played(spec, config, episodes=1, n=1).episodes
+    assert episode.ending == "env_timeout"
+    assert episode.error.startswith("step was still running")
+    assert threading.active_count() <= before
 
 
 # Faults

@@ -12,7 +12,8 @@ from prepare_pages import FINDS, player, reader
 
 from custom.asking import AskingLine, PolicyAnswer, held
 from features.policy_calls import policy
-from scripts.policy_calls_table import STEPS, folder_of, table
+from scripts.policy_calls_table import STEPS, table
+from scripts.table_runs import folder_of
 
 
 @pytest.mark.parametrize("credit", ["episode", "own", "none"])

@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from prepare_game import make_tokenizer
 
+from data.turn_tokens import TurnTokens
 from features.sft.batches import batch_of
-from features.sft.beside import FilesObserver
+from features.sft.beside import FilesObserver, open_observer
 from features.sft.config import sft_config
 from features.sft.data_files import BadData, RowReader, fingerprint
 from features.sft.settings import SFTSettings
@@ -20,6 +22,7 @@ from features.sft.turns import TrainedRow, rows_of_conversation
 from features.shared.tokenizers import tokenizer_fingerprint
 from tests.unit.test_turn_tokens import assistant, decode, of_template, turn_tokens, user
 from training.config.loader import ConfigError, load_config
+from training.observers import ObservedRun
 
 DIALOGUE = [user("2 + 2?"), assistant("Four.")]
 # A template that writes calls, and the arguments that it is given.
@@ -114,6 +117,12 @@ FAULTS = [
     ({"text": "Hi"}, {}, "has neither messages, nor prompt and answer, nor input_ids"),
     ({"messages": []}, {}, "has a conversation without a message"),
     ({"messages": ["Hi"]}, {}, "a conversation is a list of messages"),
+    ({"messages": "user: Hi"}, {}, "has the conversation 'user: Hi', which is no JSON"),
+    (
+        {"messages": [{"from": "human"}]},
+        {},
+        "has in message 0 no role: it has the keys from; a",
+    ),
     ({"messages": [{"role": 3, "content": "Hi"}]}, {}, "a role is a text"),
     ({"messages": [user("Hi"), {"role": "assistant", "content": 5}]}, {}, "a content is a text"),
     ({"prompt": "Hi", "answer": 5}, {}, "has the answer 5; an answer is a text"),
@@ -141,6 +150,27 @@ def test_a_row_that_cannot_be_learnt_is_told_with_its_place(
     with pytest.raises(BadData, match=says) as error:
         reader(**settings).read([file])
     assert f"{file} row 0" in str(error.value)
+
+
+def test_unknown_words_and_empty_answers_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = make_tokenizer(["2 + 2? 4"])
+    tokens = TurnTokens(words, template_kwargs={}, eos_token_ids=[words.eos_token_id])
+    file = write(
+        tmp_path,
+        {"prompt": "2 + 2?", "answer": "4"},
+        {"prompt": "what is 2 + 2?", "answer": "4"},
+        {"prompt": "2 + 2?", "answer": "Four"},
+        {"prompt": "2 + 2?", "answer": ""},
+    )
+    assert len(reader(tokens).read([file])) == 4
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert (
+        "in 1 rows words are learnt that the tokenizer does not know, each as <unk>"
+        in (caplog.messages[0])
+    )
+    assert "in 1 rows an answer is empty" in caplog.messages[1]
 
 
 def test_a_message_that_the_template_leaves_out_is_told(tmp_path: Path) -> None:
@@ -211,6 +241,24 @@ def test_a_run_that_goes_on_with_other_files_says_so(
     write(tmp_path, {"messages": DIALOGUE}, {"messages": DIALOGUE})
     FilesObserver([file]).load_state_dict(state)
     assert f"sft.files=[{file}] hold something else than when the checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "says"),
+    [
+        (["sft.files=[a.jsonl]"], "run", "sft.files=[a.jsonl] are not learnt in this run"),
+        (["sft.files=[a.jsonl]"], "sft", ""),
+        (["sft.files=[a.jsonl]", "sft.folder=first"], "first", ""),
+        ([], "run", ""),
+    ],
+)
+def test_a_run_says_that_it_does_not_learn_the_files(
+    words: list[str], folder: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    config = load_config(words, check=False).config
+    assert open_observer(ObservedRun(config=config, run_dir=Path(folder))) is None
+    assert says in caplog.text and bool(says) == bool(caplog.text)
 
 
 # The settings

@@ -11,6 +11,7 @@ from prepare_sums import EPISODES, random_episode, scripted_episode, write_episo
 from sums_game import HIGHEST, SUMS, Sums
 
 from scripts import warm_start_table
+from scripts.table_runs import folder_of
 from tests.conftest import PROJECT
 from training.config.loader import load_config
 
@@ -77,7 +78,7 @@ def write_run(folder: Path, rewards: dict[int, float], last: int) -> None:
 
 def test_the_table_has_means_over_the_runs_that_have_ended(tmp_path: Path) -> None:
     for seed, last, end in ((0, 40, 0.5), (1, 40, 1.0), (2, 30, 0.0)):
-        folder = warm_start_table.folder_of(tmp_path, warm_start_table.FIRST, seed)
+        folder = folder_of(tmp_path, warm_start_table.FIRST, seed)
         write_run(folder, {0: 0.25, 20: 0.5, 40: end}, last)
     lines = warm_start_table.table(tmp_path, (0, 1, 2), steps=40).splitlines()
     assert lines[0] == "| way | seeds | step 0 | step 20 | step 40 |"
@@ -87,9 +88,9 @@ def test_the_table_has_means_over_the_runs_that_have_ended(tmp_path: Path) -> No
 def test_what_was_broken_off_goes_on_and_what_has_ended_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = warm_start_table.folder_of(tmp_path, "GRPO alone", 0)
+    ended = folder_of(tmp_path, "GRPO alone", 0)
     write_run(ended, {0: 0.0, 20: 0.0}, 20)
-    learnt = warm_start_table.folder_of(tmp_path, warm_start_table.FIRST, 0)
+    learnt = folder_of(tmp_path, warm_start_table.FIRST, 0)
     (learnt / "sft/model").mkdir(parents=True)
     made: list[tuple[str, ...]] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from features.teacher.keeper import TOLD, open_keeper
 from features.teacher.row import Sibling, TeacherRow
 from features.teacher.settings import TeacherSettings
 from training.config import PPOConfig
+from training.config.loader import load_config
 from workers.environments.reply import StepReply
 from workers.rollout.episode import Episode, PromptSource, Row, Turn
 
@@ -67,6 +69,12 @@ CHAT = {"data": {"return_raw_chat": True}}
         ({"model": "ema", "context": "no.py:tell"}, CHAT, "teacher.context=no.py:tell"),
         ({"model": "ema", "context": "FILE:number"}, CHAT, "is no function: write `def NAME(row)`"),
         ({"model": "ema", "context": "FILE:gone"}, CHAT, "gone"),
+        (
+            {"model": "ema", "context": "FILE:two"},
+            CHAT,
+            "it is called as two(row)",
+        ),
+        ({"model": "ema", "context": "sibling"}, CHAT, "an answer is a group of its own"),
         ({"model": "ema", "context": "hint"}, {}, "set data.return_raw_chat=true"),
         ({"model": "ema"}, {"trainer": {"train_finished_groups": True}}, "group by group"),
         ({"model": "ema"}, {"algorithm": {"use_pf_ppo": True}}, "draws rows anew"),
@@ -76,7 +84,7 @@ def test_what_contradicts_the_rest_is_refused(
     tmp_path: Path, settings: dict[str, Any], others: dict[str, Any], sentence: str
 ) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("number = 5\n")
+    file.write_text("number = 5\ndef two(row, more):\n    return None\n")
     if "context" in settings:
         settings = settings | {"context": settings["context"].replace("FILE", str(file))}
     (problem,) = problems_of(settings, others)
@@ -87,8 +95,29 @@ def test_a_teacher_that_can_be_is_accepted_and_without_one_nothing_is_checked(
     tmp_path: Path,
 ) -> None:
     assert problems_of({"model": "ema", "context": "hint"}, CHAT) == []
+    (problem,) = problems_of({"model": str(tmp_path)}, {})
+    assert "holds no config.json with settings" in problem
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert problems_of({"model": str(tmp_path)}, {}) == []
     assert problems_of({"context": "hints"}, {}) == []
+
+
+def test_a_model_of_other_words_is_refused_by_its_files(tmp_path: Path) -> None:
+    def make(name: str, words: dict[str, int]) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        added = [{"id": 9, "content": "<end>"}]
+        whole = {"model": {"vocab": words}, "added_tokens": added}
+        (folder / "tokenizer.json").write_text(json.dumps(whole))
+        return str(folder)
+
+    policy = make("policy", {"a": 0, "b": 1})
+    others = {"actor_rollout_ref": {"model": {"path": policy}}}
+    assert problems_of({"model": make("alike", {"b": 1, "a": 0})}, others) == []
+    (problem,) = problems_of({"model": make("swapped", {"a": 1, "b": 0})}, others)
+    assert "has another vocabulary than the policy's" in problem
+    assert "2 of which it lacks or has under another id" in problem
 
 
 # What a teacher may be told
@@ -163,3 +192,17 @@ def test_the_keeper_keeps_messages_texts_and_the_last_words() -> None:
 
 def said(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
+
+
+def config_at(section: str, given: dict[str, str]) -> PPOConfig:
+    words = [f"{section}.{key}={value}" for key, value in given.items()]
+    return load_config(words, check=False).config
+
+
+def test_settings_are_read_under_algorithm_teacher_too() -> None:
+    given = {"model": "ema", "context": "hint", "coef": "0.5", "where": "failed", "top_k": "8"}
+    older = config_at("algorithm.teacher", given)
+    newer = config_at("teacher", given)
+    assert older == newer
+    settings = older.section(TeacherSettings)
+    assert (settings.model, settings.context, settings.coef) == ("ema", "hint", 0.5)

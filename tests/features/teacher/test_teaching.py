@@ -314,7 +314,7 @@ def test_failed_episodes_alone_are_taught_and_a_row_that_is_told_nothing_is_not(
 
 @pytest.mark.parametrize("loss", ["advantage", "sampled", "top_k"])
 def test_without_a_taught_row_a_step_is_that_of_the_reward(
-    lm: nn.Module, make_teaching: Any, loss: Any
+    lm: nn.Module, make_teaching: Any, loss: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = rows()
     data.batch["advantages"] = make_update().batch["advantages"]
@@ -322,6 +322,9 @@ def test_without_a_taught_row_a_step_is_that_of_the_reward(
     teacher = make_teaching(settings, lambda row: None)
     ranks = Ranks(lm, teacher.settings)
     added, _ = teacher.add(data, ranks)
+    teacher.add(data, ranks)
+    (said,) = [message for message in caplog.messages if "nothing to tell" in message]
+    assert "of any of the step's 6 rows" in said and "returned None for each" in said
     ranks.actor.update_policy(added, UpdatePlan.of_rows(7, 7, 1, False))
     plain = Ranks(lm, TeacherSettings(model="ema"))
     plain.actor.update_policy(data, UpdatePlan.of_rows(7, 7, 1, False))
@@ -506,4 +509,13 @@ def test_telling_says_which_function_and_line(tmp_path: Path) -> None:
     telling = Telling(f"{file}:tell")
     row = TeacherRow(messages=[], answer="", score=0.0, failed=True)
     with pytest.raises(TeacherFault, match=r"raised AttributeError.*mine\.py"):
+        telling.messages(row)
+
+
+def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def tell(row):\n    return row.columns['solution']\n")
+    telling = Telling(f"{file}:tell")
+    row = TeacherRow(messages=[], answer="", score=0.0, failed=True, columns={"task": 1, "uid": 2})
+    with pytest.raises(TeacherFault, match=r"KeyError: 'solution'.*\(row\.columns has task, uid\)"):
         telling.messages(row)

@@ -347,3 +347,11 @@ def test_a_bad_value_brings_no_warning_about_its_default(
         "actor_rollout_ref.rollout.n='0' (command line): must be above 0"
     ]
     assert "each keeps its raw score" not in caplog.text
+
+
+def test_a_mapping_for_a_text_is_told_as_what_it_is() -> None:
+    (told,) = problems_of("custom_algorithm.path=mine.py")
+    assert told == (
+        "custom_algorithm={'path': 'mine.py'} (command line): must be text, and no mapping with "
+        "keys of its own (or null)"
+    )

@@ -97,7 +97,8 @@ def test_an_empty_mapping_clears_what_is_inherited(inherited: Path) -> None:
         ),
         (
             f"{ACTOR}.optim.betas=[0.9]",
-            f"{ACTOR}.optim.betas[1]=[0.9] (command line): must be given; the list is too short",
+            f"{ACTOR}.optim.betas[1]=[0.9] (command line): must be given: the setting is "
+            "a list of 2 values",
         ),
         (
             "data.truncation=middel",

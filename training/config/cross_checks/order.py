@@ -9,6 +9,12 @@ from training.config.schema.ppo import PPOConfig
 def problems(config: PPOConfig) -> Iterator[str]:
     """Yields that the sampler is unknown, or that a class of the user's is named beside it."""
     sampler = config.data.sampler
+    if sampler.class_path is not None and config.environments and not config.data.train_files:
+        yield (
+            f"data.sampler.class_path={sampler.class_path} gives the order of rows, and the "
+            "environment plays seeds: give its tasks as rows by data.train_files, or take the "
+            "sampler out"
+        )
     if sampler.name is None:
         return
     try:

@@ -22,6 +22,9 @@ class TrainerConfig(Section):
 
     total_epochs: PositiveInt = 30  #: passes over the training rows
     total_training_steps: PositiveInt | None = None  #: steps; null = total_epochs passes
+    #: the run ends behind the first step with which it has sampled so many tokens, those that are
+    #: discarded included (docs/runs.md); null = by its steps alone
+    total_sampled_tokens: PositiveInt | None = None
     project_name: str = "ppo_core"  #: groups runs in trackers and folders
     experiment_name: str = "default"  #: name of this run
     #: where metrics go (features/trackers/README.md)

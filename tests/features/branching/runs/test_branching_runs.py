@@ -98,7 +98,7 @@ def test_numbers_do_not_depend_on_how_a_state_is_had(tiny_game: Path, tmp_path: 
     assert numbers[0] == numbers[1] == numbers[2]
     step = numbers[0][-1]
     assert step["branching/continuations"] > 0 and step["branching/left_out"] == 0
-    assert step["branching/all_sampled_tokens"] > step["branching/sampled_tokens"] > 0
+    assert step["training/sampled_tokens"] > step["branching/sampled_tokens"] > 0
 
 
 @pytest.mark.seconds
@@ -223,3 +223,36 @@ def test_the_episodes_of_a_run_that_branches_are_replayed_alike(
     config, episodes = tmp_path / "config.yaml", tmp_path / "episodes/1.jsonl"
     assert replay([str(config), str(episodes)]) == 0, capsys.readouterr().out
     assert "all the same" in capsys.readouterr().out
+
+
+TRAINED = (*VINE, "branching.train=true")
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("context", [(), SUMMARISE], ids=["one context", "several"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("algorithm.adv_estimator=tree_grpo", "branching.at=[0,1]"),
+        # The log-probs before the first of two updates are those of the old policy.
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=2",),
+    ],
+    ids=["vine", "tree_grpo", "two updates"],
+)
+def test_continuations_are_trained_on_and_seen_nowhere_else(
+    more: tuple[str, ...], context: tuple[str, ...], tiny_game: Path, tmp_path: Path
+) -> None:
+    argv = words(tiny_game, tmp_path / "run", *TRAINED, *context, *more, "alarms.mode=stop")
+    assert train(argv) == 0
+    measured = [word for word in argv if word != "branching.train=true"]
+    beside = [word.replace(str(tmp_path / "run"), str(tmp_path / "measured")) for word in measured]
+    assert train(beside) == 0
+    first, again = numbers_of(tmp_path / "run")[0], numbers_of(tmp_path / "measured")[0]
+    assert first["branching/trained_tokens"] == first["branching/sampled_tokens"] > 0
+    assert first["branching/trained_rows"] >= first["branching/continuations"]
+    # Of the first step, whose weights are the same, all that is not the update's.
+    of_update = ("actor/", "canary/", "critic/advantages")
+    kept = [name for name in again if not name.startswith(of_update)]
+    assert {name: first[name] for name in kept} == {name: again[name] for name in kept}
+    assert first["actor/grad_norm"] != again["actor/grad_norm"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from features.branching.judging_words import read_words
 from main import run
 from tests.features.branching.runs.test_branching_runs import train, words
 from training.config.loader import ConfigError
+from training.features import features
 from training.run.signals import EndingSignals
 
 COURT = ("--samples", "2", "--estimators", "grpo,rloo,turn_return,vine")
@@ -39,6 +41,12 @@ def test_a_court_writes_a_table_a_page_and_what_it_cost(court: Path) -> None:
     page = (court / "credit.html").read_text()
     assert page.count("<svg") == 8 and "most wrongly credited" in page
     assert "http" not in page.replace('href="episodes', "")
+    linked = re.findall(r'href="(viewer/index\.html)#episode/0/train/(\d)/([^?]+)\?turn=\d"', page)
+    assert bool(linked) == ("viewer" in features())
+    for file, step, name in linked:
+        assert (court / file).is_file()
+        assert f'"episode_id":"{name}"' in (court / f"episodes/{step}.jsonl").read_text()
+    assert (court / "episodes/tokenizer").is_dir() and (court / "config.yaml").is_file()
     assert {path.name for path in (court / "episodes").iterdir()} >= {
         "1.jsonl",
         "2.jsonl",

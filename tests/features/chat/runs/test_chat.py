@@ -20,6 +20,7 @@ from scripts import replay
 from scripts.replay_episodes import read_episodes
 from tests.conftest import PROJECT
 from tests.e2e.test_resume import listen_to_ctrl_c
+from tests.needed_features import needs_features
 from training.config.loader import ConfigError
 from training.run.signals import EndingSignals
 
@@ -130,6 +131,55 @@ def test_a_watcher_sees_each_turn_and_the_end_of_input_lets_it_go_on(
     episode = person.episode()
     assert episode["uid"] == "val.0.2" and episode["data_source"] == "TerseGuessNumber"
     assert person.replay() == replay.SAME
+
+
+@needs_features("context")
+def test_a_person_who_is_the_policy_is_asked_for_a_summary_and_sees_the_new_context(
+    person: Person, tiny_game: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("agent.context=summarise", "context.after_turns=1", "context.keep_turns=0")
+    words += ("context.request=correct", "context.summary_text='number {summary}'")
+    words += ("context.summary_tokens=4", "--as", "policy")
+    assert person.chat(tiny_game / "model", "1\nhigher\n1\nlower\n", *words) == 0
+    shown = capsys.readouterr().out
+    request, rest = shown.split("user:\n  correct\n", 1)
+    assert request.count("tokens)>") == 1, "the first turn alone was taken before"
+    assert "(a new context begins: summary. The policy reads)" in rest
+    assert "number higher" in rest
+    assert person.replay() == replay.SAME
+
+
+@needs_features("context")
+def test_a_watcher_sees_summaries(
+    person: Person, tiny_game: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("agent.context=summarise", "context.after_turns=1", "context.keep_turns=0")
+    words += ("context.request=guess", "context.summary_text='number {summary}'")
+    assert person.chat(tiny_game / "model", "\n", *words, "context.summary_tokens=4") == 0
+    shown = capsys.readouterr().out
+    assert "user:\n  guess\npolicy, summary:\n" in shown
+    written = [turn for turn in person.episode()["turns"] if turn.get("writes") == "summary"]
+    assert shown.count("policy, summary:") == len(written) > 0
+    assert "(a new context begins: summary" in shown
+
+
+@needs_features("policy_calls")
+@pytest.mark.parametrize("role", ["policy", "watcher"])
+def test_what_the_environment_asks_is_shown_before_it_is_answered(
+    person: Person, tiny_game: Path, capsys: pytest.CaptureFixture[str], role: str
+) -> None:
+    game = PROJECT / "tests/features/policy_calls/guess_with_help.py"
+    words = (f"agent.environment.path={game}", "agent.environment.cls=GuessWithHelp")
+    words += ("policy_calls.enable=true", "policy_calls.max_tokens=4", "--as", role)
+    assert person.chat(tiny_game / "model", "5\n" + "1\n" * 30, *words) == 0
+    shown = capsys.readouterr().out
+    asked = [turn for turn in person.episode()["turns"] if turn.get("aside")]
+    assert asked
+    if role == "policy":
+        assert shown.count("the environment asks:") == len(asked)
+    else:
+        assert shown.count("user, to critic:") + shown.count("user, to hint:") == len(asked)
+        assert shown.count("policy, asked by the environment:") == len(asked)
 
 
 def test_who_leaves_before_the_first_message_leaves_nothing(

@@ -174,7 +174,15 @@ def test_an_evaluation_plays_contexts(summarised: Path, tiny_game: Path, tmp_pat
     last = read_steps(summarised)[-1]
     rewards = [name for name in last if name.startswith("val-core/") and name.endswith("mean@1")]
     assert rewards
-    assert all(result["metrics"][name] == last[name] for name in rewards), "as the run's own"
+    contexts = [name for name in last if name.startswith("val-aux/context/")]
+    assert "val-aux/context/per_episode/mean" in contexts
+    assert last["val-aux/context/summaries"] == sum(
+        turn.get("writes") == "summary"
+        for episode in read_episodes(summarised / f"episodes/val-{STEPS}.jsonl")
+        for turn in episode["turns"]
+    )
+    told = [*rewards, *contexts]
+    assert all(result["metrics"][name] == last[name] for name in told), "as the run's own"
 
 
 @pytest.mark.parametrize("masked", ["true", "false"])

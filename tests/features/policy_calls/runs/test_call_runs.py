@@ -166,7 +166,9 @@ def test_an_evaluation_asks_too(asked: Path, tiny_game: Path, tmp_path: Path) ->
     last = read_steps(asked)[-1]
     rewards = [name for name in last if name.startswith("val-core/") and name.endswith("mean@1")]
     assert rewards
-    assert all(result["metrics"][name] == last[name] for name in rewards), "as the run's own"
+    assert last["val-aux/policy_calls/per_episode/mean"] >= 3
+    told = [*rewards, *(name for name in last if name.startswith("val-aux/policy_calls/"))]
+    assert all(result["metrics"][name] == last[name] for name in told), "as the run's own"
 
 
 @pytest.mark.parametrize("home", ["thread", "process"])
