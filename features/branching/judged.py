@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from custom.env_calls import describe
 from data.array_ops import object_array
+from data.plain_state import plain_copy
 from data.protocol import DataProto
 from features.branching.agreement import group_sums
 from features.branching.counts import BRANCHES, branch_metrics
@@ -37,6 +39,7 @@ class JudgedBatch:
         texts: of each episode what the policy wrote, by turn.
         credit: by estimator what it gives each turn, the episodes' turns one behind the other.
         failed: by estimator why it could not be judged.
+        states: by estimator what it keeps for the next batch, where it keeps anything.
         left_out: by reason, how many episodes are left out.
         continuations: how many were played; dropped: how many of them do not count.
         own_tokens, branch_tokens: sampled by episodes and by continuations.
@@ -48,6 +51,7 @@ class JudgedBatch:
     texts: list[list[str]]
     credit: dict[str, list[float]]
     failed: dict[str, str] = field(default_factory=dict)
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     continuations: int = 0
     dropped: int = 0
@@ -57,13 +61,18 @@ class JudgedBatch:
 
 
 def judge_batch(
-    trainer: RayPPOTrainer, batch: DataProto, estimators: Sequence[str], samples: int
+    trainer: RayPPOTrainer,
+    batch: DataProto,
+    estimators: Sequence[str],
+    samples: int,
+    states: Mapping[str, Mapping[str, Any]],
 ) -> JudgedBatch:
     """Judges the estimators on a batch that was played.
 
     Args:
         samples: continuations of a state that measure its credit; what there is beyond them is
             what estimators are given that read continuations.
+        states: by estimator what it kept of the batches before.
 
     An estimator that raises, or whose numbers are no advantages, has no credit and a reason.
     """
@@ -72,14 +81,18 @@ def judge_batch(
     episodes, texts, left_out = read_episodes(batch, samples)
     credit: dict[str, list[float]] = {name: [] for name in estimators}
     failed: dict[str, str] = {}
+    kept = {name: dict(states[name]) for name in estimators if name in states}
     if episodes:
         turns = JudgedTurns.of(episodes, trainer.config.algorithm.turn_gamma)
         given = with_further_returns(batch, samples)
         for name in estimators:
+            state = deepcopy(dict(states.get(name, {})))
             try:
-                given_credit = credit_by(name, given, turns, trainer)
+                given_credit = credit_by(name, given, turns, trainer, state)
                 # Raises where the numbers are too large to be judged.
                 group_sums(given_credit, turns)
+                if state:
+                    kept[name] = plain_copy(state, f"the state of estimator {name}")
                 credit[name] = given_credit.tolist()
             # A user's formula may raise anything, which costs it its own judgement alone.
             except Exception as error:
@@ -93,6 +106,7 @@ def judge_batch(
         texts=texts,
         credit=credit,
         failed=failed,
+        states=kept,
         left_out=dict(left_out),
         continuations=int(counts["branching/continuations"]),
         dropped=int(counts["branching/left_out"]),
@@ -119,8 +133,18 @@ def add_what_estimators_read(trainer: RayPPOTrainer, batch: DataProto) -> DataPr
     return batch
 
 
-def credit_by(name: str, batch: DataProto, turns: JudgedTurns, trainer: RayPPOTrainer) -> Any:
-    """Returns what an estimator gives each turn, on average over its tokens: (turns,) float64."""
+def credit_by(
+    name: str,
+    batch: DataProto,
+    turns: JudgedTurns,
+    trainer: RayPPOTrainer,
+    state: dict[str, Any],
+) -> Any:
+    """Returns what an estimator gives each turn, on average over its tokens: (turns,) float64.
+
+    Args:
+        state: the estimator's own, which it changes.
+    """
     algorithm = trainer.config.algorithm
     # A formula that writes in place writes into what is its own.
     judged = compute_advantage(
@@ -131,7 +155,7 @@ def credit_by(name: str, batch: DataProto, turns: JudgedTurns, trainer: RayPPOTr
         num_repeat=trainer.config.actor_rollout_ref.rollout.n,
         norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
         config=algorithm,
-        state={},
+        state=state,
     )
     return turns.credit_of(
         judged.batch["advantages"].numpy(),

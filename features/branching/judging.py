@@ -62,6 +62,7 @@ def judge_credit(config: PPOConfig, wanted: WantedCourt, signals: EndingSignals)
     Raises:
         ConfigError, CannotUse: it cannot be done; says what to do.
     """
+    trained_by = config.algorithm.adv_estimator
     needs = _require_estimators(config, wanted)
     config, checkpoint = _find_weights(config, wanted, needs)
     asked = config
@@ -74,7 +75,7 @@ def judge_credit(config: PPOConfig, wanted: WantedCourt, signals: EndingSignals)
     # By this its episodes can be played again.
     record_config(out, asked, 0)
     try:
-        batches = _play(config, wanted, out, signals)
+        batches = _play(config, wanted, out, signals, trained_by)
     except EnvironmentsFail as error:
         print(f"{error}\n0 of {wanted.episodes} episodes were branched", file=sys.stderr)
         return 1
@@ -168,9 +169,17 @@ def _output_folder(config: PPOConfig, wanted: WantedCourt, checkpoint: Path | No
 
 
 def _play(
-    config: PPOConfig, wanted: WantedCourt, out: Path, signals: EndingSignals
+    config: PPOConfig,
+    wanted: WantedCourt,
+    out: Path,
+    signals: EndingSignals,
+    trained_by: str,
 ) -> list[JudgedBatch]:
-    """Plays and judges batches until there are enough episodes; tells what they cost."""
+    """Plays and judges batches until there are enough episodes; tells what they cost.
+
+    Args:
+        trained_by: the estimator of the run, of which the checkpoint has the state.
+    """
     batches = read_judged(config, wanted, out)
     count = _batches_of(config, wanted)
     size = config.prompts_per_step * config.actor_rollout_ref.rollout.n
@@ -184,11 +193,13 @@ def _play(
             trainer.init_workers()
             trainer.load_checkpoint()
             first_step = trainer.global_steps + 1
+            kept = dict(trainer.phases.estimator_state)
             for number in range(count):
                 rows = trainer.row_stream.draw(first_step + number)
                 if number < len(batches):
                     continue
-                batch = _play_batch(trainer, rows, first_step + number, wanted, out)
+                states = batches[-1].states if batches else {trained_by: kept}
+                batch = _play_batch(trainer, rows, first_step + number, wanted, out, states)
                 batches.append(batch)
                 append(batch, out)
                 _tell_cost_so_far(batches, count)
@@ -199,13 +210,22 @@ def _play(
 
 
 def _play_batch(
-    trainer: RayPPOTrainer, rows: Any, step: int, wanted: WantedCourt, out: Path
+    trainer: RayPPOTrainer,
+    rows: Any,
+    step: int,
+    wanted: WantedCourt,
+    out: Path,
+    states: Mapping[str, Mapping[str, Any]],
 ) -> JudgedBatch:
-    """Plays a batch as the training's step would, and judges the estimators on it."""
+    """Plays a batch as the training's step would, and judges the estimators on it.
+
+    Args:
+        states: of estimators, behind the batch before.
+    """
     trainer.sync_weights()
     batch, _ = trainer.generate(rows, step)
     _write_records(batch, out, trainer.tokenizer)
-    return judge_batch(trainer, batch, wanted.estimators, wanted.samples)
+    return judge_batch(trainer, batch, wanted.estimators, wanted.samples, states)
 
 
 def _write_records(batch: DataProto, out: Path, tokenizer: PreTrainedTokenizerBase) -> None:

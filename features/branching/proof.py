@@ -273,13 +273,18 @@ def tell(spec: Any, proved: Proved, settings: BranchingSettings) -> None:
     )
 
 
-def refusal(spec: Any, proved: Proved) -> str:
+def refusal(spec: Any, proved: Proved, settings: BranchingSettings) -> str:
     """Says that an environment's states cannot be had again, and why."""
+    remedies = ["have reset(seed) decide all that is drawn"]
+    remedies.append("write snapshot() and restore(bytes) (features/branching/README.md)")
+    if settings.state != "proved":
+        remedies.append("set branching.state=proved, which tries all ways")
+    if settings.luck == "fresh":
+        remedies.append("set branching.luck=same")
     reasons = "; ".join(f"{way}: {reason}" for way, reason in _first_lines(proved))
     return (
         f"branching: no state of environment {environment_source(spec.source)} can be had again, "
-        f"so that every branch is refused ({reasons}): have reset(seed) decide all that is drawn, "
-        "or write snapshot() and restore(bytes) (features/branching/README.md)"
+        f"so that every branch is refused ({reasons}): {', or '.join(remedies)}"
     )
 
 

@@ -99,7 +99,7 @@ class BranchSampling(BranchRule):
             found = prove(self.config, self.specs[spec], self.settings, seed, task)
         proved = Proved(*from_leader(found and tuple(found), self.group))
         if not proved.way:
-            raise EnvironmentsFail(refusal(self.specs[spec], proved))
+            raise EnvironmentsFail(refusal(self.specs[spec], proved, self.settings))
         tell(self.specs[spec], proved, self.settings)
         return proved
 

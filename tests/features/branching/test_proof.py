@@ -50,8 +50,12 @@ def test_no_state_of_an_environment_that_reads_the_clock_is_had_again(config: PP
     found = proved(config, games.Clocked)
     assert found.way == "" and set(found.reasons) == {"snapshot", "copy", "replay"}
     assert "its reward" in found.reasons["replay"]
-    sentence = refusal(AgentSpec(games.Clocked), found)
+    sentence = refusal(AgentSpec(games.Clocked), found, BranchingSettings(at=("every",)))
     assert "every branch is refused" in sentence and "snapshot() and restore(bytes)" in sentence
+    assert "\n" not in sentence and "branching.luck" not in sentence
+    fresh = BranchingSettings(at=("every",), luck="fresh", state="copy")
+    sentence = refusal(AgentSpec(games.Clocked), found, fresh)
+    assert "branching.state=proved" in sentence and "branching.luck=same" in sentence
 
 
 def test_a_snapshot_that_is_there_and_does_not_hold_is_a_warning(

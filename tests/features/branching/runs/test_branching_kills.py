@@ -5,6 +5,7 @@ Two ranks give the numbers of one.
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -169,3 +170,23 @@ def test_two_ranks_give_the_numbers_of_one(
             for step in (one, two)
         ]
         assert counts[0] == counts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_court_on_two_ranks_gives_the_table_of_one(tiny_game: Path, tmp_path: Path) -> None:
+    results = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        launched = ("trainer.launcher=ray", f"trainer.n_gpus_per_node={ranks}")
+        argv = [*words(tiny_game, folder, *launched), "--judge-credit", f"{tiny_game}/model"]
+        argv += ["--episodes", "12", "--samples", "2", "--estimators", "grpo,turn_return,vine"]
+        assert train(argv) == 0
+        results.append(json.loads((folder / "credit/model/credit.json").read_text()))
+    one, two = results
+    counted = [key for key in one if key not in ("sentence", "estimators")]
+    assert {key: one[key] for key in counted} == {key: two[key] for key in counted}
+    for name, told in one["estimators"].items():
+        for key, values in told.items():
+            expected = pytest.approx([float(each) for each in values], rel=1e-3, abs=1e-4)
+            assert [float(each) for each in two["estimators"][name][key]] == expected, (name, key)

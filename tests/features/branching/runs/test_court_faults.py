@@ -14,6 +14,7 @@ from main import run
 from tests.conftest import PROJECT
 from tests.features.branching.runs.test_branching_runs import train, words
 from tests.features.branching.runs.test_judging_runs import judge
+from training.run.run_lock import run_lock
 from training.run.signals import EndingSignals
 
 ESTIMATORS = PROJECT / "tests/features/branching/faulty_estimators.py"
@@ -49,6 +50,17 @@ def test_an_estimator_that_fails_costs_its_own_judgement_alone(
     assert set(result["estimators"]) == {*RIGHT, "overwrites", "of_continuations"}
     wanted = result_of(right)["estimators"]
     assert {name: result["estimators"][name] for name in RIGHT} == wanted
+
+
+def test_what_an_estimator_keeps_goes_from_batch_to_batch_and_from_call_to_call(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    for episodes in ("8", "24"):
+        asked = ("--episodes", episodes, "--estimators", "remembers")
+        assert judge(tiny_game, tmp_path, f"custom_algorithm={ESTIMATORS}", *asked) == 0
+    lines = (tmp_path / "credit/model/judged.jsonl").read_text().splitlines()
+    given = [set(json.loads(line)["credit"]["remembers"]) for line in lines]
+    assert given == [{1.0}, {2.0}, {3.0}]
 
 
 def test_a_court_whose_estimators_all_fail_ends_with_1(
@@ -100,7 +112,7 @@ def test_an_estimator_that_was_edited_is_judged_anew(
 ) -> None:
     mine = tmp_path / "mine.py"
     text = ESTIMATORS.read_text().replace('"of_continuations"', '"edited"')
-    for name in WRONG[:-1]:
+    for name in (*WRONG[:-1], "remembers"):
         text = text.replace(f'("{name}"', f'("edited_{name}"')
     mine.write_text(text)
     asked = (f"custom_algorithm={mine}", "--episodes", "12", "--estimators", "edited,grpo")
@@ -174,3 +186,11 @@ def test_a_bound_on_trained_continuations_does_not_cut_what_measures(
     bound = ("branching.max_tokens=1", "--episodes", "12", "--estimators", ",".join(RIGHT))
     assert judge(tiny_game, tmp_path, *bound) == 0
     assert result_of(tmp_path) == result_of(right)
+
+
+def test_a_court_at_work_keeps_others_out_of_its_folder(
+    tiny_game: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with run_lock(tmp_path / "out"):
+        assert judge(tiny_game, tmp_path, "--episodes", "12", "--out", str(tmp_path / "out")) == 2
+    assert "is held by a court at work" in capsys.readouterr().err
