@@ -291,9 +291,7 @@ def _tell(config: PPOConfig, wanted: WantedCourt, batches: Sequence[JudgedBatch]
     court = Court.of(turns, credits)
     truth = truth_of(config)
     print(f"\n{court.table()}\n\n{court.sentence()}\n{truth}")
-    result = _result(court, batches, left_out, truth)
-    result["turn_gamma"] = config.algorithm.turn_gamma
-    write_atomically(out / RESULT, json.dumps(result, indent=1))
+    write_atomically(out / RESULT, json.dumps(_result(court, batches, left_out, truth), indent=1))
     write_page(out / PAGE, court, batches, truth)
     if _make_viewer(out):
         from features.viewer.feature import episode_address
@@ -301,18 +299,6 @@ def _tell(config: PPOConfig, wanted: WantedCourt, batches: Sequence[JudgedBatch]
         write_page(out / PAGE, court, batches, truth, episode_address)
     print(f"  {out / PAGE}\n  {out / RESULT}", flush=True)
     return 0
-
-
-def _make_viewer(out: Path) -> bool:
-    """Makes the viewer of the court's episodes, where that is a feature; says whether it did."""
-    if not {"records", "viewer"} <= features().keys():
-        return False
-    from features.viewer.feature import make_viewer
-
-    problem = make_viewer(out)
-    if problem:
-        print(f"the court has no viewer of its episodes: {problem}", file=sys.stderr)
-    return not problem
 
 
 def truth_of(config: PPOConfig) -> str:
@@ -350,3 +336,15 @@ def _result(
             for judged in court.judgements
         },
     }
+
+
+def _make_viewer(out: Path) -> bool:
+    """Makes the viewer of the court's episodes, where that is a feature; says whether it did."""
+    if not {"records", "viewer"} <= features().keys():
+        return False
+    from features.viewer.feature import make_viewer
+
+    problem = make_viewer(out)
+    if problem:
+        print(f"the court has no viewer of its episodes: {problem}", file=sys.stderr)
+    return not problem
