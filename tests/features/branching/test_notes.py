@@ -164,9 +164,9 @@ def test_a_damaged_court_is_a_sentence_and_costs_no_other(tmp_path: Path, damage
         (bad / "judged.jsonl").write_text('{"step": 7\n')
     if damage == "texts":
         line = json.loads((bad / "judged.jsonl").read_text())
-        (bad / "judged.jsonl").write_text(json.dumps(line | {"texts": [["x"]]}))
+        (bad / "judged.jsonl").write_text(json.dumps(line | {"texts": [["x"]]}) + "\n")
     if damage == "binary":
-        (bad / "judged.jsonl").write_bytes(b"\xff\x00" * 9)
+        (bad / "judged.jsonl").write_bytes(b"\xff\x00" * 9 + b"\n")
     notes = open_notes(tmp_path, tmp_path / "episodes")
     [fault] = notes.faults
     assert f"the court in {bad} cannot be read" in fault
