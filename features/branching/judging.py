@@ -308,7 +308,6 @@ def _tell(config: PPOConfig, wanted: WantedCourt, batches: Sequence[JudgedBatch]
     truth = truth_of(config)
     print(f"\n{court.table()}\n\n{court.sentence()}\n{truth}")
     result = _result(court, batches, left_out, failed, truth)
-    result["turn_gamma"] = config.algorithm.turn_gamma
     write_atomically(out / RESULT, json.dumps(result, indent=1))
     write_page(out / PAGE, court, batches, truth)
     if _make_viewer(out):
@@ -329,18 +328,6 @@ def _told_failures(batches: Sequence[JudgedBatch]) -> dict[str, str]:
         reason = why.partition("\n")[0]
         print(f"not judged: {name}: it failed in {times} of {len(batches)} batches: {reason}")
     return failed
-
-
-def _make_viewer(out: Path) -> bool:
-    """Makes the viewer of the court's episodes, where that is a feature; says whether it did."""
-    if not {"records", "viewer"} <= features().keys():
-        return False
-    from features.viewer.feature import make_viewer
-
-    problem = make_viewer(out)
-    if problem:
-        print(f"the court has no viewer of its episodes: {problem}", file=sys.stderr)
-    return not problem
 
 
 def truth_of(config: PPOConfig) -> str:
@@ -385,3 +372,15 @@ def _result(
             for judged in court.judgements
         },
     }
+
+
+def _make_viewer(out: Path) -> bool:
+    """Makes the viewer of the court's episodes, where that is a feature; says whether it did."""
+    if not {"records", "viewer"} <= features().keys():
+        return False
+    from features.viewer.feature import make_viewer
+
+    problem = make_viewer(out)
+    if problem:
+        print(f"the court has no viewer of its episodes: {problem}", file=sys.stderr)
+    return not problem

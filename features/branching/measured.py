@@ -78,37 +78,21 @@ def measure(episode: Episode, agent: AgentConfig, turn_gamma: float) -> Measured
         measured.endings[branch.ending] += 1
         measured.sampled_tokens += sampled_tokens(branch)
         measured.prefilled_tokens += prefilled_tokens(branch, episode)
-        reason = why_left_out(branch, agent)
-        if reason:
-            measured.left_out.append(reason)
+        if branch.ending == DIFFERS:
+            measured.left_out.append(branch.error or DIFFERS)
+        elif not counts(branch, agent):
+            measured.left_out.append(branch.error or branch.ending)
         else:
-            measured.returns[turn].append(return_of(branch, own, turn_gamma))
+            rewards = own if branch.ending == SAME else turn_rewards(branch)
+            measured.returns[turn].append(discounted(rewards[turn:], turn_gamma))
     return measured
-
-
-def why_left_out(branch: Episode, agent: AgentConfig) -> str:
-    """Says why a branch does not count; "": it does."""
-    if branch.ending == DIFFERS:
-        return branch.error or DIFFERS
-    if branch.ending in FAILURES and is_masked(branch.ending, agent):
-        return branch.error or branch.ending
-    return ""
-
-
-def return_of(branch: Episode, own: list[float], turn_gamma: float) -> float:
-    """Returns what a branch earned from its first turn on.
-
-    Args:
-        own: the rewards of the turns of the episode whose branch it is.
-    """
-    assert branch.begin is not None
-    rewards = own if branch.ending == SAME else turn_rewards(branch)
-    return discounted(rewards[branch.begin.turn :], turn_gamma)
 
 
 def counts(branch: Episode, agent: AgentConfig) -> bool:
     """Checks whether a continuation counts: it is not left out by the failure policy."""
-    return not why_left_out(branch, agent)
+    if branch.ending == DIFFERS:
+        return False
+    return branch.ending not in FAILURES or not is_masked(branch.ending, agent)
 
 
 def turn_rewards(episode: Episode) -> list[float]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from features.branching.credit import BranchedEpisode
-from features.branching.files import JUDGED_FILE, PAGE, RESULT
+from features.branching.files import ASKED, JUDGED_FILE, PAGE, RESULT
 from features.branching.recorded import BRANCHES
 from features.shared.turn_notes import NotedEpisode, NotedPage, TurnNote, TurnNotes
 from training.config.plain_files import plain_lines, read_plain_text
@@ -208,9 +208,13 @@ class HeldCourt:
         """
         result = json.loads(read_plain_text(folder / RESULT))
         slopes = {name: float(each["slope"][0]) for name, each in result["estimators"].items()}
-        turn_gamma = float(result["turn_gamma"])
+        asked = json.loads(read_plain_text(folder / ASKED))
+        turn_gamma = float(asked["config"]["algorithm"]["turn_gamma"])
         episodes = {}
         for line in plain_lines(folder / JUDGED_FILE):
+            if not line.endswith(b"\n"):
+                # It is being written.
+                break
             batch = json.loads(line)
             first = 0
             for entry, texts in zip(batch["episodes"], batch["texts"], strict=True):
@@ -274,5 +278,7 @@ def _judged_episode(
         given={
             name: [float(number) for number in of_turns[first : first + len(texts)]]
             for name, of_turns in credit.items()
+            # One that failed in a batch gave nothing there.
+            if of_turns
         },
     )

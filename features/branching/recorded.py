@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from features.branching.measured import return_of, sampled_tokens, turn_rewards, why_left_out
+from features.branching.measured import counts, measure, sampled_tokens, turn_rewards
 from features.branching.settings import BranchingSettings
 from training.config import PPOConfig
 from workers.rollout.begin import SAME
@@ -41,13 +41,23 @@ def branch_entries(episode: Episode, config: PPOConfig) -> dict[str, Any]:
         return {}
     listed = episode.branches[:MOST_LISTED]
     most_chars = min(MOST_CHARS, ALL_CHARS // len(listed))
-    own = turn_rewards(episode)
-    entries = [branch_entry(branch, episode, own, config, most_chars) for branch in listed]
+    turn_gamma = config.algorithm.turn_gamma
+    # The returns of a turn are in the order of its branches that count.
+    returns = [iter(of_turn) for of_turn in measure(episode, config.agent, turn_gamma).returns]
+    entries = []
+    for branch in listed:
+        assert branch.begin is not None
+        entry = branch_entry(branch, episode, most_chars)
+        if counts(branch, config.agent):
+            entry["return"] = next(returns[branch.begin.turn])
+        else:
+            entry["left_out"] = (branch.error or branch.ending)[:MOST_REASON_CHARS]
+        entries.append(entry)
     return {
         BRANCHES: {
             "listed": entries,
             "not_listed": len(episode.branches) - len(listed),
-            "own_returns": own_returns(own, config.algorithm.turn_gamma),
+            "own_returns": own_returns(turn_rewards(episode), turn_gamma),
         }
     }
 
@@ -62,22 +72,18 @@ def own_returns(rewards: list[float], turn_gamma: float) -> list[float]:
     return returns[::-1]
 
 
-def branch_entry(
-    branch: Episode, episode: Episode, own: list[float], config: PPOConfig, most_chars: int
-) -> dict[str, Any]:
+def branch_entry(branch: Episode, episode: Episode, most_chars: int) -> dict[str, Any]:
     """Returns a branch as plain data.
 
     Args:
-        own: the rewards of the episode's turns.
         most_chars: of its words.
     Returns:
         turn: with which it begins. word: what tells it from others. ending, turns, tokens: of what
-        it played and sampled itself. return: from its first turn on; null where it is left out,
-        and then why. differs: the turn and the character from which on it says something else than
+        it played and sampled itself. return: from its first turn on; null where it is left out.
+        differs: the turn and the character from which on it says something else than
         its episode, null where it says nothing else; words: what it says from there on.
     """
     assert branch.begin is not None
-    reason = why_left_out(branch, config.agent)
     differs = first_difference(branch, episode)
     entry: dict[str, Any] = {
         "turn": branch.begin.turn,
@@ -89,10 +95,6 @@ def branch_entry(
         "differs": differs,
         "words": "",
     }
-    if reason:
-        entry["left_out"] = reason[:MOST_REASON_CHARS]
-    else:
-        entry["return"] = return_of(branch, own, config.algorithm.turn_gamma)
     if differs is not None:
         turn, place = differs
         said = branch.turns[turn].text if turn < len(branch.turns) else ""

@@ -85,7 +85,6 @@ def write_court(folder: Path, **changes: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     result = {
         "truth": "This task, this luck.",
-        "turn_gamma": 1.0,
         "estimators": {
             "grpo": {"slope": ["2.0", "1.0", "3.0"]},
             "odd": {"slope": ["-1", "0", "0"]},
@@ -101,10 +100,12 @@ def write_court(folder: Path, **changes: Any) -> None:
             entry | {"returns": [[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 1.0]]},
         ],
         "texts": [["x"], [turn["text"] for turn in TURNS]],
-        "credit": {"grpo": [9.0, 1.0, 0.5], "odd": [9.0, 0.0, 0.25]},
+        "credit": {"grpo": [9.0, 1.0, 0.5], "odd": [9.0, 0.0, 0.25], "failed": []},
     }
     (folder / "credit.json").write_text(json.dumps(result | changes))
     (folder / "judged.jsonl").write_text(json.dumps(batch) + "\n")
+    asked = {"config": {"algorithm": {"turn_gamma": 1.0}}}
+    (folder / "asked.json").write_text(json.dumps(asked))
     (folder / "credit.html").write_text("page")
 
 
@@ -141,20 +142,31 @@ def test_a_courts_own_viewer_tells_its_credit(tmp_path: Path) -> None:
     assert [note.title for note in notes] == ["credit", "credit"]
 
 
-@pytest.mark.parametrize("damage", ["estimators", "turn_gamma", "json", "lines", "texts", "binary"])
+def test_a_batch_that_is_being_written_waits(tmp_path: Path) -> None:
+    court = tmp_path / "credit/at_work"
+    write_court(court)
+    with (court / "judged.jsonl").open("a") as file:
+        file.write('{"step": 8, "episodes": [')
+    notes = open_notes(tmp_path, tmp_path / "episodes")
+    assert len(notes.of(noted())) == 2 and not notes.faults
+
+
+@pytest.mark.parametrize("damage", ["estimators", "asked", "json", "lines", "texts", "binary"])
 def test_a_damaged_court_is_a_sentence_and_costs_no_other(tmp_path: Path, damage: str) -> None:
     bad = tmp_path / "credit/bad"
     write_court(tmp_path / "credit/good")
-    write_court(bad, **({damage: None} if damage in ("estimators", "turn_gamma") else {}))
+    write_court(bad, **({damage: None} if damage == "estimators" else {}))
+    if damage == "asked":
+        (bad / "asked.json").unlink()
     if damage == "json":
         (bad / "credit.json").write_text("[")
     if damage == "lines":
-        (bad / "judged.jsonl").write_text('{"step": 7')
+        (bad / "judged.jsonl").write_text('{"step": 7\n')
     if damage == "texts":
         line = json.loads((bad / "judged.jsonl").read_text())
-        (bad / "judged.jsonl").write_text(json.dumps(line | {"texts": [["x"]]}))
+        (bad / "judged.jsonl").write_text(json.dumps(line | {"texts": [["x"]]}) + "\n")
     if damage == "binary":
-        (bad / "judged.jsonl").write_bytes(b"\xff\x00" * 9)
+        (bad / "judged.jsonl").write_bytes(b"\xff\x00" * 9 + b"\n")
     notes = open_notes(tmp_path, tmp_path / "episodes")
     [fault] = notes.faults
     assert f"the court in {bad} cannot be read" in fault
