@@ -24,6 +24,7 @@ from scripts.replay import main as replay
 from tests.conftest import PROJECT
 from tests.e2e.test_resume import finish, run_and_kill, tensors
 from tests.e2e.test_training import read_steps
+from tests.needed_features import needs_features
 from tests.viewer_pages import open_viewer, show
 from training.run.signals import EndingSignals
 
@@ -137,6 +138,31 @@ def test_recorded_episodes_are_the_same_again(asked: Path, name: str, capsys) ->
     assert replay(words) == 0, capsys.readouterr().out
     assert "all the same" in capsys.readouterr().out
     assert replay([*words, "--loss"]) == 0
+
+
+@needs_features("context")
+def test_episodes_of_several_contexts_that_ask_are_the_same_again(
+    tiny_game: Path, tmp_path: Path, capsys
+) -> None:
+    """What was asked draws no other contexts, and counts for the episode's tokens."""
+    contexts = (
+        "agent.context=summarise",
+        "context.after_turns=1",
+        "context.most_turns=2",
+        "context.keep_turns=0",
+        "context.request=guess",
+        "context.summary_text='number {summary}'",
+        "context.summary_tokens=3",
+        "agent.max_episode_tokens=40",
+        "data.max_prompt_length=40",
+    )
+    assert train(words(tiny_game, tmp_path, *GRPO, *contexts, steps=1)) == 0
+    episodes = played(tmp_path)
+    assert any(row.get("seam") for episode in episodes for row in episode["rows"])
+    assert any(episode["ending"] == "overflow" for episode in episodes)
+    for name in ("1.jsonl", "val-0.jsonl"):
+        files = [str(tmp_path / "config.yaml"), str(tmp_path / "episodes" / name)]
+        assert replay(files) == 0, capsys.readouterr().out
 
 
 def test_the_viewer_shows_what_was_asked_before_what_was_then_said(
