@@ -237,14 +237,18 @@ def test_episodes_that_ask_are_sampled_ahead(tiny_game: Path, tmp_path: Path) ->
     assert all(step["policy_calls/per_episode/mean"] >= 3 for step in read_steps(tmp_path)[1:])
 
 
+@pytest.mark.parametrize(
+    ("define", "asks"),
+    [("def", "policy.ask('guess')"), ("async def", "(await policy.chat('guess'))")],
+)
 def test_a_function_that_scores_rows_is_refused_with_the_sentence(
-    tiny_task: Path, tmp_path: Path, capsys
+    tiny_task: Path, tmp_path: Path, capsys, define: str, asks: str
 ) -> None:
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "from features.policy_calls import policy\n\n\n"
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return float(len(policy.ask('guess').text))\n"
+        f"{define} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        f"    return float(len({asks}.text))\n"
     )
     argv = [
         str(PROJECT / "configs/tiny_prompts.yaml"),
