@@ -88,18 +88,33 @@ def row_of(record: Recorded) -> Row:
 def without_asides(episode: Recorded) -> Recorded:
     """Returns the episode without the rows and turns that its environment asked the policy for.
 
-    The other turns are numbered anew.
+    The other turns are numbered anew. `aside_tokens` says how many tokens were left out once the
+    environment had answered a turn, or the reset: they count for the episode's limit.
     """
     if not any(turn.get("aside") for turn in episode["turns"]):
         return episode
     episode = deepcopy(episode)
     kept = [number for number, turn in enumerate(episode["turns"]) if not turn.get("aside")]
+    next_turns = [*kept, len(episode["turns"])]
+    episode["aside_tokens"] = aside_tokens_before(episode, next_turns[0])
+    for number, next_turn in zip(kept, next_turns[1:], strict=True):
+        episode["turns"][number]["aside_tokens"] = aside_tokens_before(episode, next_turn)
     numbers = {old: new for new, old in enumerate(kept)} | {-1: -1}
     episode["turns"] = [episode["turns"][number] for number in kept]
     episode["rows"] = [row for row in episode["rows"] if not row.get("aside")]
     for row in episode["rows"]:
         row["turn_ids"] = [numbers[number] for number in row["turn_ids"]]
     return episode
+
+
+def aside_tokens_before(episode: Recorded, turn: int) -> int:
+    """Counts the tokens of what the environment had asked for when this turn began."""
+    tokens = 0
+    for row in episode["rows"]:
+        if row.get("aside"):
+            places = [k for k, number in enumerate(row["turn_ids"]) if 0 <= number < turn]
+            tokens += max(places, default=-1) + 1
+    return tokens
 
 
 def timed_out(episode: Recorded) -> bool:

@@ -26,7 +26,7 @@ from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
-from workers.rollout.episode import FAILURES, Episode
+from workers.rollout.episode import FAILURES, Episode, Row
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 
@@ -136,21 +136,30 @@ def asked_turns(episode: Recorded) -> list[Recorded]:
 
 
 class RecordedEnvironments:
-    """Answers every call as the environment did when the episode was recorded."""
+    """Answers every call as the environment did when the episode was recorded.
 
-    def __init__(self, episodes: Sequence[Recorded]) -> None:
+    Args:
+        episodes: the records.
+        played: the episodes that are played of them, to which the tokens are added that the
+            environment asked for, in a row aside.
+    """
+
+    def __init__(self, episodes: Sequence[Recorded], played: Sequence[Episode]) -> None:
         self.episodes = episodes
+        self.played = played
         self.turns = [iter(asked_turns(episode)) for episode in episodes]
         self.replies: list[tuple[int, StepReply]] = []
 
     def reset(self, key: int, spec_index: int, seed: int, task: dict[str, Any]) -> None:
         """Answers with the initial messages."""
         messages = self.episodes[key]["initial_messages"]
+        self._add_asides(key, self.episodes[key])
         self._answer(key, failed=not messages, messages=messages)
 
     def step(self, key: int, text: str) -> None:
         """Answers with the next turn's observation."""
         turn = next(self.turns[key])
+        self._add_asides(key, turn)
         self._answer(
             key,
             failed=turn["done"] is None,
@@ -159,6 +168,18 @@ class RecordedEnvironments:
             done=bool(turn["done"]),
             replaces_history=turn.get("replaces_history", False),
         )
+
+    def _add_asides(self, key: int, recorded: Recorded) -> None:
+        """Makes the row aside as long as all that the environment had asked for by then."""
+        tokens = recorded.get("aside_tokens", 0)
+        if not tokens:
+            return
+        rows = self.played[key].rows
+        aside = next((row for row in rows if row.aside), None)
+        if aside is None:
+            aside = Row(prompt_ids=[], aside=True)
+            rows.append(aside)
+        aside.append_tokens([0] * (tokens - len(aside.ids)))
 
     def finish(self, key: int, ending: str) -> None:
         """Ends the episode; it fails here where it did so in the record."""
@@ -233,13 +254,15 @@ class Player:
             loop = TurnLoop(
                 rollout.engine,
                 tokens=rollout.tokens,
-                environments=RecordedEnvironments(episodes),
+                environments=RecordedEnvironments(episodes, played),
                 tools=rollout.tools,
                 history=rollout.history,
             )
             sampler = rollout.engine.sampler(describe(self.config, episodes).meta_info)
             limits = [rollout.limits(spec) for spec in rollout.specs]
             loop.run(Batch(played, sampler, limits))
+        for episode in played:
+            episode.rows = [row for row in episode.rows if not row.aside]
         records = episode_records(played)
         return [
             as_read(episode.ending, record) for episode, record in zip(played, records, strict=True)

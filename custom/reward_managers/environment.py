@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from custom.agent import reward_of
+from custom.coroutines import finished
 from custom.env import Observation, StepResult, Trajectory
 from custom.env_calls import check_reward, reset_environment, step_environment
 from custom.env_factory import make_environment
@@ -108,7 +109,9 @@ class CustomRewardManager:
             action = self.extract_action(text)
             if hasattr(environment, "compute_reward"):
                 data.require("state", by=type(self).__name__)
-                reward = environment.compute_reward(data.non_tensor_batch["state"][row], action)
+                reward = finished(
+                    environment.compute_reward(data.non_tensor_batch["state"][row], action)
+                )
                 return check_reward(reward, f"{type(environment).__name__}.compute_reward")
             reset_environment(environment, self._seed_of(data, row))
             return step_environment(environment, action).reward

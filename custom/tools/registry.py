@@ -255,7 +255,7 @@ def _step(
     tool: EnvironmentStepTool, arguments: dict[str, Any], environment: Any, max_chars: int
 ) -> Outcome:
     """Steps the environment with the action that the arguments stand for; its errors pass."""
-    action = guarded(lambda: tool.action_text(**arguments))
+    action = guarded(lambda: finished(tool.action_text(**arguments)))
     if action.error_kind:
         return action
     return Outcome(step_environment(environment, action.value, max_chars))

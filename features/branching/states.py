@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from custom.agent import Agent
+from custom.coroutines import finished
 from custom.env_calls import call_method, raised
 
 KINDS = ("snapshot", "copy")
@@ -67,7 +68,7 @@ def put(agent: Any, kind: str, state: str, luck_seed: int | None) -> str:
     trajectory, held = pickle.loads(base64.b64decode(state.removeprefix(STATE)))
     _require_plain(agent)
     if kind == "snapshot":
-        agent.environment.restore(held)
+        finished(agent.environment.restore(held))
     else:
         # It may refuse to be closed, which is none of the state's fault.
         with suppress(Exception):
@@ -75,7 +76,7 @@ def put(agent: Any, kind: str, state: str, luck_seed: int | None) -> str:
         agent.environment = held
     agent.trajectory = trajectory
     if luck_seed is not None:
-        agent.environment.reseed(luck_seed)
+        finished(agent.environment.reseed(luck_seed))
     return ""
 
 
@@ -97,7 +98,7 @@ def _state_of(agent: Any, kind: str) -> bytes:
     _require_plain(agent)
     if kind == "copy":
         return pickle.dumps((agent.trajectory, environment), pickle.HIGHEST_PROTOCOL)
-    held = environment.snapshot()
+    held = finished(environment.snapshot())
     if not isinstance(held, bytes):
         raise NoState(f"{name}.snapshot() returned a {type(held).__name__}; allowed: bytes")
     return pickle.dumps((agent.trajectory, held), pickle.HIGHEST_PROTOCOL)

@@ -77,7 +77,10 @@ class Summarise(HistoryRule):
     def _fault_of(self, written: Written, standing: Standing, turns: int) -> str:
         """Says why a summary cannot be used; "": it can."""
         if not written.tokens:
-            return "there was no room left in the context to ask for one"
+            return (
+                "there was no room left to ask for one, in the context or of the episode's tokens "
+                "(agent.max_episode_tokens)"
+            )
         if not written.text.strip():
             return "it is empty"
         kept = merged([*standing.task, *last_part(standing, turns)])

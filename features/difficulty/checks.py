@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 NAME = "difficulty"
+# What is remembered takes 72 bytes a task, and a draw about a microsecond.
+MOST_TASKS = 20_000_000
 
 
 def config_problems(config: PPOConfig) -> Iterator[str]:
@@ -44,6 +46,13 @@ def _environment_problems(config: PPOConfig, plays_rows: bool) -> Iterator[str]:
             "data.sampler.name=difficulty: the environment has another seed in every group, so "
             "that no task comes again; set difficulty.seeds to the number of seeds to train on, "
             "give rows (data.train_files), or several levels (env_template)"
+        )
+    num_tasks = (seeds or 0) * len(levels)
+    if num_tasks > MOST_TASKS:
+        yield (
+            f"difficulty.seeds={seeds} and {len(levels)} environments are {num_tasks} tasks; "
+            f"allowed: {MOST_TASKS}, as each is remembered, and one that comes once in a run tells "
+            "nothing: make the number of seeds smaller"
         )
     if len(levels) < 2:
         return

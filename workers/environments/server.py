@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn, TypeAlias
 
 from custom.asking import AskingLine, PolicyAnswer, Question, held, next_episode, trial_answers
-from custom.coroutines import close_loop
+from custom.coroutines import close_loop, finished
 from custom.env import BadRewardFunction, NewHistory, Task
 from custom.env_calls import Abandoned, describe
 from custom.model_usage import USAGE
@@ -272,7 +272,7 @@ class EnvServer:
         """Returns the environment's own name of the state it is in, where its class has one."""
         environment = getattr(self.agent, "environment", None)
         anchor = getattr(environment, "anchor", None)
-        return str(anchor()) if callable(anchor) else None
+        return str(finished(anchor())) if callable(anchor) else None
 
 
 class SteppedServer:

@@ -112,7 +112,7 @@ class Context:
         reply: the messages that the policy read last.
         messages: those before them.
         turns: that the policy has taken in it.
-        first_turn: the number of the first of these.
+        first_turn: the number of the first of these, among those that no environment asked for.
         last_turn: the number of the last of these.
     """
 
@@ -443,5 +443,6 @@ class Playing:
         self.context = Context(
             conversation=conversation,
             reply=list(new.messages),
-            first_turn=len(self.episode.turns),
+            # What the environment asked the policy for decides nothing here.
+            first_turn=sum(not turn.aside for turn in self.episode.turns),
         )

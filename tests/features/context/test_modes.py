@@ -216,7 +216,12 @@ def test_at_least_one_turn_is_summarised() -> None:
 @pytest.mark.parametrize(
     ("summary", "max_prompt", "fault"),
     [
-        ("  ", 100, "there was no room left in the context to ask for one"),
+        (
+            "  ",
+            100,
+            "there was no room left to ask for one, in the context or of the episode's tokens "
+            "(agent.max_episode_tokens)",
+        ),
         ("a b c d e f g h i j k", 100, "it has 11 tokens, more than the 10 that it replaces"),
         (
             "a b c d e f g",

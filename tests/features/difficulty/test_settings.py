@@ -37,6 +37,10 @@ def problems(*words: str) -> list[str]:
         (["difficulty.solve_rate=[0.9, 0.1]"], "difficulty.solve_rate=[0.9, 0.1] has the higher"),
         ([NAMED, GAME], "data.sampler.name=difficulty: the environment has another seed in every"),
         ([NAMED, "difficulty.seeds=9"], "difficulty.seeds=9: the tasks are the rows of data.train"),
+        (
+            [NAMED, GAME, "difficulty.seeds=10000000000"],
+            "difficulty.seeds=10000000000 and 1 environments are 10000000000 tasks; allowed: 20000",
+        ),
         ([NAMED, LEVELS], "env_template[0].weight=2.0: data.sampler.name=difficulty chooses how"),
     ],
 )

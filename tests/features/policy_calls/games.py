@@ -296,6 +296,12 @@ class Awaiting(BaseEnvironment):
         await self.said.put(asked[0].text)
         return f"higher {asked[0]}", float(self.turn), self.turn >= 2, {}
 
+    async def anchor(self) -> str:
+        return f"turn {self.turn}"
+
+    async def get_state_description(self) -> str:
+        return "number"
+
     async def close(self) -> None:
         assert asyncio.get_running_loop() is self.loop
         await asyncio.sleep(0)
@@ -317,6 +323,12 @@ class Blocking(Awaiting):
         asked[1].reward = 0.5 * self.turn
         self.words = asked[0].text
         return f"higher {asked[0]}", float(self.turn), self.turn >= 2, {}
+
+    def anchor(self) -> str:  # type: ignore[override]
+        return f"turn {self.turn}"
+
+    def get_state_description(self) -> str:  # type: ignore[override]
+        return "number"
 
     async def both(self, both: list[str]) -> Any:
         return await asyncio.gather(policy.chat(both[0]), policy.chat(both[1], name="critic"))

@@ -215,6 +215,10 @@ def test_a_game_of_coroutines_is_played_as_one_of_functions_in_every_home(
     assert all(each.ending == "done" for each in awaited.episodes), awaited.episodes[0].error
     blocking = Played(spec, config_of("Blocking", reward="judged"), episodes=6)
     assert contents(awaited) == contents(blocking)
+    assert [turn.anchor for turn in awaited.episodes[0].turns if not turn.aside] == [
+        "turn 0",
+        "turn 1",
+    ]
     assert [facts["policy_calls"]["answers"] for facts in awaited.facts] == [6.0] * 6
 
 
@@ -501,7 +505,7 @@ def play_on_rank(number: int, port: int, folder: str, model: str) -> None:
     dist.destroy_process_group()
 
 
-RANKS_PLAY = ("Critic", "SideBySide", "ForEver")
+RANKS_PLAY = ("Critic", "SideBySide", "ForEver", "Awaiting")
 
 
 @pytest.mark.seconds

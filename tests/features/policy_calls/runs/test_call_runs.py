@@ -24,6 +24,7 @@ from scripts.replay import main as replay
 from tests.conftest import PROJECT
 from tests.e2e.test_resume import finish, run_and_kill, tensors
 from tests.e2e.test_training import read_steps
+from tests.needed_features import needs_features
 from tests.viewer_pages import open_viewer, show
 from training.run.signals import EndingSignals
 
@@ -139,6 +140,31 @@ def test_recorded_episodes_are_the_same_again(asked: Path, name: str, capsys) ->
     assert replay([*words, "--loss"]) == 0
 
 
+@needs_features("context")
+def test_episodes_of_several_contexts_that_ask_are_the_same_again(
+    tiny_game: Path, tmp_path: Path, capsys
+) -> None:
+    """What was asked draws no other contexts, and counts for the episode's tokens."""
+    contexts = (
+        "agent.context=summarise",
+        "context.after_turns=1",
+        "context.most_turns=2",
+        "context.keep_turns=0",
+        "context.request=guess",
+        "context.summary_text='number {summary}'",
+        "context.summary_tokens=3",
+        "agent.max_episode_tokens=40",
+        "data.max_prompt_length=40",
+    )
+    assert train(words(tiny_game, tmp_path, *GRPO, *contexts, steps=1)) == 0
+    episodes = played(tmp_path)
+    assert any(row.get("seam") for episode in episodes for row in episode["rows"])
+    assert any(episode["ending"] == "overflow" for episode in episodes)
+    for name in ("1.jsonl", "val-0.jsonl"):
+        files = [str(tmp_path / "config.yaml"), str(tmp_path / "episodes" / name)]
+        assert replay(files) == 0, capsys.readouterr().out
+
+
 def test_the_viewer_shows_what_was_asked_before_what_was_then_said(
     asked: Path, tmp_path: Path, browser: Browser
 ) -> None:
@@ -211,14 +237,18 @@ def test_episodes_that_ask_are_sampled_ahead(tiny_game: Path, tmp_path: Path) ->
     assert all(step["policy_calls/per_episode/mean"] >= 3 for step in read_steps(tmp_path)[1:])
 
 
+@pytest.mark.parametrize(
+    ("define", "asks"),
+    [("def", "policy.ask('guess')"), ("async def", "(await policy.chat('guess'))")],
+)
 def test_a_function_that_scores_rows_is_refused_with_the_sentence(
-    tiny_task: Path, tmp_path: Path, capsys
+    tiny_task: Path, tmp_path: Path, capsys, define: str, asks: str
 ) -> None:
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "from features.policy_calls import policy\n\n\n"
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return float(len(policy.ask('guess').text))\n"
+        f"{define} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        f"    return float(len({asks}.text))\n"
     )
     argv = [
         str(PROJECT / "configs/tiny_prompts.yaml"),
