@@ -21,6 +21,7 @@ from typing import Any
 from data.chat_templates import Message
 from data.prompt_files import read_rows
 from data.prompt_messages import (
+    lost_in_tokens,
     lost_piece,
     text_messages,
     with_parsed_arguments,
@@ -117,6 +118,12 @@ class RowReader:
         messages = self.messages_of(source)
         tools = self._tools_of(source)
         messages = self._as_the_template_takes(messages, tools)
+        lost = lost_in_tokens(self.tokens.tokenizer, messages)
+        if lost:
+            raise BadConversation(
+                f"says {', '.join(lost[:5])}, for which the tokenizer of {self.tokens.name!r} has "
+                "no tokens: take the row out, or use a tokenizer that encodes bytes"
+            )
         rows = rows_of_conversation(self.tokens, messages, tools, self.settings.trained_roles)
         for row in rows:
             self._require_sampled(row)
