@@ -329,6 +329,23 @@ def _require_encoded(
     tokenizer: Tokenizer, messages: Messages, token_ids: Sequence[int], where: str
 ) -> None:
     """Raises ValueError where the tokenizer has no tokens for what the messages say."""
+    lost = lost_in_tokens(tokenizer, messages, token_ids)
+    if lost:
+        raise ValueError(
+            f"{where}: the tokenizer {tokenizer.name_or_path!r} has no tokens for "
+            f"{', '.join(lost[:5])} of the prompt, which would be lost; take the row out, or "
+            "use a tokenizer that encodes bytes"
+        )
+
+
+def lost_in_tokens(
+    tokenizer: Tokenizer, messages: Messages, token_ids: Sequence[int] | None = None
+) -> list[str]:
+    """Lists what the messages say and the tokenizer has no tokens for.
+
+    Args:
+        token_ids: of the messages; None: they are encoded where that is to be known.
+    """
     texts = [str(message.get("content") or "") for message in messages]
     said = "".join(texts)
     size = len(tokenizer)
@@ -338,7 +355,9 @@ def _require_encoded(
         if not character.isspace() and not _encodes_alone(tokenizer, size, character)
     ]
     if not unproven:
-        return
+        return []
+    if token_ids is None:
+        token_ids = tokenizer.encode("\n".join(texts), add_special_tokens=False)
     found = set(_folded(tokenizer.decode(token_ids)))
     lost = [character for character in unproven if not found.issuperset(_folded(character))]
     unknown = tokenizer.unk_token_id
@@ -347,12 +366,7 @@ def _require_encoded(
             is_spelled = str(tokenizer.unk_token) in text
             if not is_spelled and unknown in tokenizer.encode(text, add_special_tokens=False):
                 lost.append(_short(text))
-    if lost:
-        raise ValueError(
-            f"{where}: the tokenizer {tokenizer.name_or_path!r} has no tokens for "
-            f"{', '.join(lost[:5])} of the prompt, which would be lost; take the row out, or "
-            "use a tokenizer that encodes bytes"
-        )
+    return lost
 
 
 @lru_cache(maxsize=100_000)

@@ -27,6 +27,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.prepare_quickstart import warm_up as warm_up_game
@@ -42,6 +43,9 @@ RAY_FILES = ("test_cleanup.py", "test_failing_ranks.py", "test_jobs.py", "test_n
 FIRST_GROUPS = ("ray", "vllm")
 # An observer's error fails its test.
 observers.RAISES = True
+# A busy machine misses any.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -31,7 +31,7 @@ def add_greedy_baselines(
     """
     prompts = trainer.prompt_batch(rows, 1, first_group, step=step)
     prompts.meta_info["do_sample"] = False
-    baseline_of_group = _rewards_by_group(trainer, prompts)
+    baseline_of_group = rewards_by_group(trainer, prompts)
     # A role that did not speak in the greedy episode has no baseline.
     found = [baseline_of_group.get(key, math.nan) for key in group_keys(batch)]
     baselines = torch.tensor(found)  # (B,)
@@ -42,7 +42,7 @@ def add_greedy_baselines(
     batch.batch["reward_baselines"] = baselines.nan_to_num(0.0)
 
 
-def _rewards_by_group(trainer: PPOTrainer, prompts: DataProto) -> dict[str, float]:
+def rewards_by_group(trainer: PPOTrainer, prompts: DataProto) -> dict[str, float]:
     """Answers prompts, of which each is a group, and returns their rewards by group.
 
     The reward is NaN where a model beside the policy did not judge the answer, and a mean where an

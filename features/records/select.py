@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,6 +172,12 @@ def candidates_of(
             if not any(row["response_mask"].any() for row in episode["rows"]):
                 continue
             where = f"{run}: {episode['where']}"
+            reward = episode.get("reward")
+            if not isinstance(reward, int | float) or not math.isfinite(reward):
+                raise CannotSelect(
+                    f"{where} has the reward {reward!r}, by which no episode is better or worse: "
+                    "leave its step out (--steps), or mend the file"
+                )
             if condition is None or condition.holds(candidate.entries(), where):
                 yield candidate
 
@@ -320,6 +327,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.out.suffix not in SUFFIXES:
         parser.error(f"--out {args.out}: the file's name ends in {' or '.join(SUFFIXES)}")
+    if args.out.is_dir():
+        parser.error(f"--out {args.out} is a folder: name a file")
     if len({run.resolve() for run in args.runs}) < len(args.runs):
         parser.error("a run is named twice: its episodes would be counted twice")
     try:

@@ -23,11 +23,13 @@ from data.epoch_order import EpochOrder
 from data.protocol import DataProto
 from features.sft.batches import batch_of, rows_of_update
 from features.sft.config import FOLDER
+from features.sft.data_files import BadData
 from features.sft.loss import LOSS, cross_entropy
 from features.sft.reading import row_reader
 from features.sft.settings import SFTSettings
 from features.sft.turns import TrainedRow
 from training.config import PPOConfig
+from training.config.loader import ConfigError
 from training.core_algos import GlobalBatchInfo
 from training.observers import ObservedRun, Observer
 from workers.model.builder import ModelSpec
@@ -40,12 +42,15 @@ def open_rows(config: PPOConfig, spec: ModelSpec) -> list[FurtherRows]:
     """Reads the rows that updates learn; none where sft.loss_coef is 0.
 
     Raises:
-        BadData: some cannot be learnt.
+        ConfigError: some cannot be learnt.
     """
     settings = config.section(SFTSettings)
     if not settings.loss_coef:
         return []
-    rows = row_reader(config, spec).read(settings.files)
+    try:
+        rows = row_reader(config, spec).read(settings.files)
+    except (BadData, ValueError, OSError) as error:
+        raise ConfigError([str(error)]) from error
     order = EpochOrder(rows, config.data.run_seed, config.data.shuffle)
     return [SFTRows(rows, order, settings.loss_coef, settings.batch_size, spec.pad_token_id)]
 

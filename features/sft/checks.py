@@ -50,7 +50,8 @@ def rank_problems(config: PPOConfig) -> Iterator[str]:
     """Yields that a step's rows do not divide among the ranks."""
     settings = config.section(SFTSettings)
     ranks = config.data_parallel_size
-    if settings.batch_size % ranks:
+    # Without one the rest of the checks says why.
+    if ranks and settings.batch_size % ranks:
         yield (
             f"sft.batch_size={settings.batch_size} rows do not divide among {ranks} ranks: make it "
             f"a multiple of {ranks}"

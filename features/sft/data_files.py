@@ -21,6 +21,7 @@ from typing import Any
 from data.chat_templates import Message
 from data.prompt_files import read_rows
 from data.prompt_messages import (
+    lost_in_tokens,
     lost_piece,
     text_messages,
     with_parsed_arguments,
@@ -73,7 +74,6 @@ class RowReader:
         faults: list[str] = []
         silent = 0
         long = 0
-        unknown = 0
         empty = 0
         for file in files:
             for number, source in enumerate(read_rows(file)):
@@ -86,7 +86,6 @@ class RowReader:
                     faults.append(f"{where} {error}")
                     continue
                 silent += not made
-                unknown += any(map(self._learns_unknown_words, fitting))
                 empty += any(map(self._learns_ends_alone, fitting))
                 long += len(made) - len(fitting)
                 rows += fitting
@@ -108,14 +107,6 @@ class RowReader:
                 long,
                 self.max_length,
             )
-        if unknown:
-            logger.warning(
-                "%s: in %d rows words are learnt that the tokenizer does not know, each as %s: "
-                "give answers in its words, or another model",
-                named,
-                unknown,
-                self.tokens.tokenizer.unk_token,
-            )
         if empty:
             logger.warning(
                 "%s: in %d rows an answer is empty, so that its end alone is learnt", named, empty
@@ -133,6 +124,13 @@ class RowReader:
         messages = self.messages_of(source)
         tools = self._tools_of(source)
         messages = self._as_the_template_takes(messages, tools)
+        learnt = [each for each in messages if each["role"] in self.settings.trained_roles]
+        lost = lost_in_tokens(self.tokens.tokenizer, learnt)
+        if lost:
+            raise BadConversation(
+                f"says {', '.join(lost[:5])}, for which the tokenizer of {self.tokens.name!r} has "
+                "no tokens: take the row out, or use a tokenizer that encodes bytes"
+            )
         rows = rows_of_conversation(self.tokens, messages, tools, self.settings.trained_roles)
         for row in rows:
             self._require_sampled(row)
@@ -234,12 +232,6 @@ class RowReader:
                 f"learns the id {never[0]}, which the policy never samples "
                 "(actor_rollout_ref.rollout.banned_token_ids, or a placeholder of pictures)"
             )
-
-    def _learns_unknown_words(self, row: TrainedRow) -> bool:
-        """Checks whether a row learns the token that stands for unknown words."""
-        unknown = self.tokens.tokenizer.unk_token_id
-        # Some tokenizers have one token for these and for the end.
-        return unknown not in self.tokens.eos_token_ids and unknown in _learnt(row)
 
     def _learns_ends_alone(self, row: TrainedRow) -> bool:
         """Checks whether a row learns nothing but the end of a turn."""

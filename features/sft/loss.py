@@ -23,6 +23,7 @@ def cross_entropy(log_prob: Tensor, mask: Tensor, counts: GlobalBatchInfo) -> Te
         counts: of the whole update over all ranks.
     Returns: 0-dim, nats a token, times the number of ranks, because ranks average their gradients.
     """
-    learnt = mask.bool() & (log_prob > BANNED / 2)
+    # One that is not a number is no token that is never sampled.
+    learnt = mask.bool() & ~(log_prob <= BANNED / 2)
     losses = -torch.where(learnt, log_prob, 0)
     return algos.aggregate(losses, learnt, "token-mean", **counts)

@@ -20,19 +20,23 @@ from data.seeds import step_info
 from data.texts import with_printable_names
 from features.sft.batches import batch_of
 from features.sft.data_files import fingerprint
+from features.sft.loss import LOSS
 from features.sft.turns import TrainedRow
 from features.sft.worker import SFTWorker
 from training.config import PPOConfig
-from training.observers import StepReport
+from training.observers import RunStopped, StepReport
 from training.ray_trainer import PPOTrainer
 from training.run.checkpoint_contents import DriverState
 from training.run.checkpoint_folders import CannotResume
+from training.run.exit_codes import MEND
 from training.run.metrics.step_metrics import compute_throughout_metrics, compute_timing_metrics
 from training.run.roles import TRAINING_POOL, ResourcePoolManager, Role
 from training.run.step_source import PendingStep
 from training.run.step_timer import StepTimer
 
 Metrics = dict[str, float]
+# So many steps in a row without a finite gradient end the run.
+MOST_LOST = 5
 # In the checkpoint's state of the data: which rows the run learns.
 ROWS = "sft_rows"
 
@@ -55,6 +59,7 @@ class SFTTrainer(PPOTrainer):
         self.pad_id = pad_token_id(tokenizer)
         self.rows_fingerprint = fingerprint(rows)
         self.val_rows = val_rows
+        self.lost_steps = 0
         ranks = [config.trainer.n_gpus_per_node] * config.trainer.nnodes
         super().__init__(
             config,
@@ -91,6 +96,7 @@ class SFTTrainer(PPOTrainer):
             self.in_update = True
             with timer("update_actor"):
                 metrics |= self.phases.update_actor(batch)
+        self._require_a_gradient(metrics)
         self.on_batch(batch)
         metrics = with_printable_names(metrics | self._metrics_of(batch, timer))
         report = StepReport(
@@ -101,6 +107,21 @@ class SFTTrainer(PPOTrainer):
             records=self.phases.take_probe_records(),
         )
         return metrics | self.observers.step_made(report)
+
+    def _require_a_gradient(self, metrics: Metrics) -> None:
+        """Ends a run in which nothing is learnt any more.
+
+        Raises:
+            RunStopped: so many steps in a row had a gradient that is not finite.
+        """
+        self.lost_steps = self.lost_steps + 1 if metrics["actor/skipped_updates"] else 0
+        if self.lost_steps == MOST_LOST:
+            raise RunStopped(
+                f"step {self.global_steps}: the gradient of {MOST_LOST} steps in a row is not "
+                f"finite, and none of them was made (actor/grad_norm={metrics['actor/grad_norm']}, "
+                f"{LOSS}={metrics[LOSS]}): lower sft.lr, or go on from an earlier checkpoint",
+                MEND,
+            )
 
     def _metrics_of(self, batch: DataProto, timer: StepTimer) -> Metrics:
         ranks = self.config.trainer.all_ranks

@@ -11,7 +11,8 @@ import torch
 
 from data.array_ops import object_array
 from data.protocol import DataProto
-from training import step_phases
+from training import greedy_baselines, step_phases
+from training.greedy_baselines import rewards_by_group
 from training.ray_trainer import PPOTrainer
 from training.run.abort_policy import EnvironmentsFail, PartsOfBatch, UnscoredWatch
 from training.step_phases import StepPhases
@@ -174,11 +175,13 @@ def test_a_greedy_baseline_is_the_mean_of_an_agents_conversations() -> None:
     trainer: Any = SimpleNamespace(
         play=lambda prompts: batch, score=lambda batch, function: (scores, {}), reward_fn=None
     )
-    rewards = PPOTrainer._rewards_by_group(trainer, batch)
+    rewards = rewards_by_group(trainer, batch)
     assert rewards == {"g p/solver": 0.5, "h p/solver": 0.25}
 
 
-def test_a_role_that_the_greedy_episode_lacks_has_no_baseline_and_is_masked() -> None:
+def test_a_role_that_the_greedy_episode_lacks_has_no_baseline_and_is_masked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     batch = rows_of([("a", 0, [0, 0]), ("a", 1, [1, 1])])
     batch.non_tensor_batch["uid"] = object_array(["g", "g"])
     batch.non_tensor_batch["agent_role"] = object_array(["p/solver", "p/critic"])
@@ -192,7 +195,9 @@ def test_a_role_that_the_greedy_episode_lacks_has_no_baseline_and_is_masked() ->
         config=config,
         prompt_batch=lambda *args, **kwargs: SimpleNamespace(meta_info={}),
         play=lambda prompts: batch,
-        _rewards_by_group=lambda prompts: {"g p/solver": 0.5},
+    )
+    monkeypatch.setattr(
+        greedy_baselines, "rewards_by_group", lambda trainer, prompts: {"g p/solver": 0.5}
     )
     answered = PPOTrainer._answers(trainer, {}, 0, None)
     assert answered.batch["reward_baselines"].tolist() == [0.5, 0.0]

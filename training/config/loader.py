@@ -63,6 +63,10 @@ class ConfigError(ValueError):
         lines = [f"  - {problem}" for problem in problems]
         super().__init__("\n".join([f"{count} in the configuration:", *lines]))
 
+    def __reduce__(self) -> tuple[type, tuple[list[str]]]:
+        """Pickles the problems, as a rank hands them on."""
+        return type(self), (self.problems,)
+
 
 def load_config(argv: list[str], *, check: bool = True, ask_engine: bool = True) -> LoadedConfig:
     """Reads a command line (without the program's name).

@@ -13,6 +13,7 @@ import pytest
 from prepare_game import make_tokenizer
 
 from data.turn_tokens import TurnTokens
+from examples.prepare_tiny_prompts import make_tokenizer as make_tiny_tokenizer
 from features.sft.batches import batch_of
 from features.sft.beside import FilesObserver, open_observer
 from features.sft.config import sft_config
@@ -117,7 +118,7 @@ FAULTS = [
     ({"text": "Hi"}, {}, "has neither messages, nor prompt and answer, nor input_ids"),
     ({"messages": []}, {}, "has a conversation without a message"),
     ({"messages": ["Hi"]}, {}, "a conversation is a list of messages"),
-    ({"messages": "user: Hi"}, {}, "has the conversation 'user: Hi', which is no JSON"),
+    ({"messages": "user: Hi"}, {}, "has the conversation 'user: Hi', a text that is no JSON"),
     (
         {"messages": [{"from": "human"}]},
         {},
@@ -152,25 +153,18 @@ def test_a_row_that_cannot_be_learnt_is_told_with_its_place(
     assert f"{file} row 0" in str(error.value)
 
 
-def test_unknown_words_and_empty_answers_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_empty_answers_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     words = make_tokenizer(["2 + 2? 4"])
     tokens = TurnTokens(words, template_kwargs={}, eos_token_ids=[words.eos_token_id])
     file = write(
         tmp_path,
         {"prompt": "2 + 2?", "answer": "4"},
         {"prompt": "what is 2 + 2?", "answer": "4"},
-        {"prompt": "2 + 2?", "answer": "Four"},
         {"prompt": "2 + 2?", "answer": ""},
     )
-    assert len(reader(tokens).read([file])) == 4
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert (
-        "in 1 rows words are learnt that the tokenizer does not know, each as <unk>"
-        in (caplog.messages[0])
-    )
-    assert "in 1 rows an answer is empty" in caplog.messages[1]
+    assert len(reader(tokens).read([file])) == 3, "an unknown word of a prompt is not learnt"
+    (message,) = caplog.messages
+    assert "in 1 rows an answer is empty" in message
 
 
 def test_a_message_that_the_template_leaves_out_is_told(tmp_path: Path) -> None:
@@ -320,3 +314,51 @@ def test_a_supervised_run_has_its_own_folder_sizes_and_nothing_that_plays() -> N
     assert config.trainer.total_training_steps is None
     with pytest.raises(ConfigError, match="--sft has nothing to learn from"):
         sft_config(load_config([], check=False).config, [])
+
+
+ADDS = {"function": {"name": "add", "arguments": {"a": 2}}}
+
+
+def with_calls(calls: Any) -> dict[str, Any]:
+    return {"messages": [user("Hi"), {**assistant(""), "tool_calls": calls}]}
+
+
+@pytest.mark.parametrize("calls", [json.dumps([ADDS]), [json.dumps(ADDS)], ADDS])
+def test_calls_in_json_text_are_calls(tmp_path: Path, calls: Any) -> None:
+    tokens = of_template(CALLS)
+    expected = reader(tokens).read([write(tmp_path, with_calls([ADDS]))])
+    assert reader(tokens).read([write(tmp_path, with_calls(calls))]) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (with_calls([None]), "has the call None; a call is"),
+        (with_calls([{"function": "add"}]), "has the call {'function': 'add'}"),
+        (with_calls("add(2)"), "has the tool_calls 'add(2)', a text that is no JSON"),
+        ({"messages": DIALOGUE, "tools": "{not"}, "has the tools '{not', a text that is no JSON"),
+        ({"messages": "Hi there"}, "has the conversation 'Hi there', a text that is no JSON"),
+        ({"input_ids": "12", "loss_mask": [0, 1]}, "has '12' in input_ids; it is a list of whole"),
+        ({"input_ids": [1, 2.5], "loss_mask": [0, 1]}, "has 2.5 in input_ids"),
+        ({"input_ids": [1, None], "loss_mask": [0, 1]}, "has None in input_ids"),
+        ({"input_ids": [[1], [2]], "loss_mask": [[0], [1]]}, "has [1] in input_ids"),
+        ({"input_ids": [1, 2], "loss_mask": [0, 0.5]}, "has 0.5 in loss_mask"),
+        ({"prompt": "Hi", "answer": "\ud800"}, "which is no character that a tokenizer takes"),
+    ],
+)
+def test_a_row_that_is_no_such_is_told_by_its_number(
+    tmp_path: Path, row: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadData) as raised:
+        reader(of_template(CALLS)).read([write(tmp_path, {"messages": DIALOGUE}, row)])
+    assert says in str(raised.value)
+    assert "data.jsonl row 1 has" in str(raised.value)
+
+
+def test_words_that_the_tokenizer_has_not_are_not_learnt_as_others(tmp_path: Path) -> None:
+    """A tokenizer of words has one id for all that it does not know."""
+    tokenizer = make_tiny_tokenizer()
+    tokens = TurnTokens(tokenizer, template_kwargs={}, eos_token_ids=[tokenizer.eos_token_id])
+    assert reader(tokens).read([write(tmp_path, {"prompt": "1 2", "answer": "3"})])
+    with pytest.raises(BadData, match=r"row 0 says .*has no tokens: take the row out"):
+        reader(tokens).read([write(tmp_path, {"prompt": "1 2", "answer": "eleven"})])

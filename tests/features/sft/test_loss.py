@@ -16,11 +16,13 @@ from data.epoch_order import EpochOrder
 from data.protocol import DataProto
 from features.sft.batches import batch_of, rows_of_update
 from features.sft.beside import SFTRows
+from features.sft.loss import cross_entropy
 from features.sft.turns import TrainedRow
 from features.sft.worker import SFTActor
 from tests.processes.test_ranks import build, change, join_ranks, spawn_ranks, whole_weights
 from tests.unit.test_actor_critic import SPLITS, make_update
 from training.config import ActorConfig, UpdatePlan
+from training.core_algos import GlobalBatchInfo
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.attention import use_packed_attention
 from workers.model.forward_settings import ForwardSettings
@@ -234,3 +236,12 @@ def test_two_ranks_make_the_update_of_one(tiny_task: Path, tmp_path: Path) -> No
         for parameter, tensor in changes.items():
             assert float((tensor - others[parameter]).abs().max()) < 1e-5 * scale, name
         assert other_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)
+
+
+def test_a_loss_that_is_no_number_is_not_taken_for_none() -> None:
+    mask = torch.tensor([[1, 1, 0]])
+    counts = GlobalBatchInfo(dp_size=1, batch_num_tokens=2)
+    banned = torch.tensor([[-1.0, -1e15, 0.0]])
+    assert cross_entropy(banned, mask, counts).item() == pytest.approx(0.5)
+    lost = torch.tensor([[-1.0, float("nan"), 0.0]])
+    assert cross_entropy(lost, mask, counts).isnan()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tests.unit.config.helpers import ACTOR, ROLLOUT, load, problems_of
 from training.config import PPOConfig
 from training.config.leaves import Leaf, leaves
-from training.config.loader import load_config
+from training.config.loader import ConfigError, load_config
 from training.config.values import as_text
 from training.features import moved_keys
 
@@ -236,3 +237,9 @@ def test_help_prints_the_keys_and_stops(capsys: pytest.CaptureFixture[str]) -> N
         load_config(["--help"])
     assert caught.value.code == 0
     assert "ppo_mini_batch_size: null  # prompts per optimiser step" in capsys.readouterr().out
+
+
+def test_problems_stay_one_a_line_on_their_way_from_another_process() -> None:
+    error = pickle.loads(pickle.dumps(ConfigError(["one", "two"])))
+    assert error.problems == ["one", "two"]
+    assert str(error) == "2 problems in the configuration:\n  - one\n  - two"
