@@ -11,9 +11,9 @@ from workers.rollout.episode import Turn
 
 def test_what_a_class_has_the_policy_write_counts_and_what_an_environment_asks_does_not() -> None:
     turns = [
-        Turn(text="go", tokens=3),
-        Turn(text="3 of 4", tokens=5, writes="note"),
-        Turn(text="is right", tokens=7, writes="critic", aside=True),
+        Turn(text="go", finish_reason="stop", tokens=3),
+        Turn(text="3 of 4", finish_reason="stop", tokens=5, writes="note"),
+        Turn(text="is right", finish_reason="stop", tokens=7, writes="critic", aside=True),
         Turn(text="4 of 4", tokens=2, writes="summary", finish_reason="length"),
     ]
     seam = SimpleNamespace(dropped=2, fault="", tokens=9)
