@@ -11,7 +11,7 @@ from data.turn_tokens import TurnTokens
 from data.warn_once import warn_first
 from features.branching.measured import measure
 from features.branching.settings import BranchingSettings
-from training.batch.episode_rows import real_rows
+from training.batch.episode_rows import episode_facts
 from training.config import PPOConfig
 from training.observers import ObservedRun, Observer, StepReport
 from workers.rollout.begin import SAME
@@ -65,11 +65,11 @@ class BranchObserver(Observer):
     def played(self, batch: DataProto, step: int, validate: bool) -> None:
         """Keeps the facts of a step's episodes."""
         if not validate:
-            self.facts.setdefault(step, []).extend(_facts_of(batch))
+            self.facts.setdefault(step, []).extend(episode_facts(batch))
 
     def step_made(self, report: StepReport) -> Mapping[str, float] | None:
         """Returns the metrics of the step's episodes."""
-        facts = self.facts.pop(report.step, _facts_of(report.batch))
+        facts = self.facts.pop(report.step, episode_facts(report.batch))
         metrics = branch_metrics(facts)
         for subject, problem in step_problems(metrics, facts):
             warn_first(__name__, subject, f"branching: in step {report.step} {problem}")
@@ -101,14 +101,6 @@ def step_problems(
             f"{left_out:.0f} of {continuations:.0f} continuations do not count, as they failed, so "
             f"that those that count are a selection{why}",
         )
-
-
-def _facts_of(batch: DataProto) -> list[Mapping[str, Any]]:
-    """Lists the facts of a batch's episodes, each of which has one row that tells them."""
-    facts = batch.non_tensor_batch.get("episode_facts", ())
-    # A dummy row has the facts of the row that it copies.
-    is_real = real_rows(batch).tolist()
-    return [each for each, real in zip(facts, is_real, strict=False) if real and each is not None]
 
 
 def branch_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:

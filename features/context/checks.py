@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from custom.env_calls import parameters_of
 from features.context.settings import ContextSettings
 from training.config.resources.user_code import loading_failure
 from workers.rollout.history import KEEP
@@ -30,7 +31,7 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
     context = config.agent.context
     settings = config.section(ContextSettings)
     if is_class(context):
-        yield from _class_problems(context)
+        yield from _class_problems(context, settings.kwargs)
     elif context not in MODES:
         yield (
             f"agent.context={context} must be one of {', '.join(MODES)}, or FILE.py:CLASS of a "
@@ -42,8 +43,8 @@ def config_problems(config: PPOConfig) -> Iterator[str]:
         _warn_of_unread(settings)
 
 
-def _class_problems(context: str) -> Iterator[str]:
-    """Yields that a class cannot be loaded, or decides nothing."""
+def _class_problems(context: str, kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Yields that a class cannot be loaded or made, or decides nothing."""
     from data.loading import load_object
 
     setting = f"agent.context={context}"
@@ -57,6 +58,16 @@ def _class_problems(context: str) -> Iterator[str]:
             f"{setting} has no method next_context(self, standing): write it; it returns None to "
             "go on, or the messages of the new context (features/context/README.md)"
         )
+    try:
+        signature = parameters_of(made)
+    except (TypeError, ValueError):
+        # It says itself what it takes once it is called.
+        return
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in kwargs.items()) or "nothing"
+        yield f"{setting} takes {signature}, and context.kwargs gives {given}: {error}"
 
 
 def _summary_problems(config: PPOConfig, settings: ContextSettings) -> Iterator[str]:

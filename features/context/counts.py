@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from data.turn_tokens import TurnTokens
-from features.context.summary import SUMMARY
 from training.batch.episode_rows import episode_facts
 from training.config import PPOConfig
 from training.observers import ObservedRun, Observer, StepReport
@@ -36,7 +35,8 @@ class ContextKeeper(EpisodeKeeper):
     def after_policy(self, episode: Episode, facts: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the counts; nothing of an episode of one context."""
         seams = [row.seam for row in episode.rows if row.seam is not None]
-        written = [turn for turn in episode.turns if turn.writes == SUMMARY]
+        # Summaries, and what a class of the user's has the policy write.
+        written = [turn for turn in episode.turns if turn.writes and not turn.aside]
         if not seams and not written:
             return {}
         return {

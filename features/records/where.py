@@ -102,9 +102,14 @@ class Condition:
             return bool(_value(self.tree, entries))
         except (TypeError, LookupError, ZeroDivisionError, OverflowError) as error:
             told = f"it has no {error}" if isinstance(error, LookupError) else str(error)
+            advice = ""
+            if isinstance(error, LookupError) or "NoneType" in told:
+                advice = "; ask first whether it is there, as in 'score' in info and "
+                advice += "info['score'] > 1"
+            elif isinstance(error, TypeError):
+                advice = "; numbers, written without quotes, go with numbers, and texts with texts"
             raise BadCondition(
-                f"--where {self.text!r} cannot be asked of {where}: {told}; ask first whether it "
-                "is there, as in 'score' in info and info['score'] > 1"
+                f"--where {self.text!r} cannot be asked of {where}: {told}{advice}"
             ) from error
 
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 IDS = "input_ids"
 MASK = "loss_mask"
 TOKENIZER = "tokenizer"
-# So many rows that cannot be read are named.
+# So many faults are told.
 MOST_NAMED = 5
 
 
@@ -71,7 +71,8 @@ class RowReader:
             BadData: some cannot be learnt, or there is nothing to learn.
         """
         rows: list[TrainedRow] = []
-        faults: list[str] = []
+        # Where a sentence holds, by the sentence.
+        faults: dict[str, list[str]] = {}
         silent = 0
         long = 0
         empty = 0
@@ -83,7 +84,7 @@ class RowReader:
                     made = self.rows_of(source)
                     fitting = self._fitting(made)
                 except (BadConversation, TemplateRefusal, ValueError) as error:
-                    faults.append(f"{where} {error}")
+                    faults.setdefault(str(error), []).append(where)
                     continue
                 silent += not made
                 empty += any(map(self._learns_ends_alone, fitting))
@@ -340,12 +341,15 @@ def _whole_numbers(values: Any, name: str) -> list[int]:
     )
 
 
-def _told(faults: Sequence[str], named: str) -> str:
-    """Puts the first faults into one sentence."""
-    shown = "; ".join(faults[:MOST_NAMED])
-    more = len(faults) - MOST_NAMED
-    others = f"; so {more} more rows" if more > 0 else ""
-    return f"{named} cannot be learnt: {shown}{others}"
+def _told(faults: Mapping[str, Sequence[str]], named: str) -> str:
+    """Puts the first faults into one sentence, each with the row that has it first."""
+    shown = []
+    for fault, places in list(faults.items())[:MOST_NAMED]:
+        more = f"; so have {len(places) - 1} more rows" if len(places) > 1 else ""
+        shown.append(f"{places[0]} {fault}{more}")
+    rows = sum(map(len, list(faults.values())[MOST_NAMED:]))
+    others = f"; {rows} more rows have other faults" if rows else ""
+    return f"{named} cannot be learnt: {'; '.join(shown)}{others}"
 
 
 def fingerprint(rows: Sequence[TrainedRow]) -> str:

@@ -58,3 +58,10 @@ def test_a_step_that_is_wider_than_the_terminal_goes_on_below() -> None:
         assert " | ".join(part.strip() for part in lines) == line
         assert all(part.startswith("    ") for part in lines[1:])
     assert wrapped(line, None) == wrapped(line, len(line)) == line
+
+
+def test_what_a_teacher_says_and_what_was_left_out_are_shown_where_they_are() -> None:
+    metrics = {"critic/score/mean": 0.5, "teacher/kl": 1.25, "policy_calls/refused": 3.0}
+    line = format_line(metrics, 1, 2)
+    assert "| kl to teacher  1.2500 | questions refused 3" in line
+    assert "refused" not in format_line(metrics | {"policy_calls/refused": 0.0}, 1, 2)

@@ -20,6 +20,7 @@ CONSOLE_COLUMNS = {
     "held-out loss": ("sft/val_loss", "7.4f"),
     "entropy": ("actor/entropy", "6.3f"),
     "kl": ("actor/ppo_kl", "9.2e"),
+    "kl to teacher": ("teacher/kl", "7.4f"),
     "clip": ("actor/pg_clipfrac", "6.4f"),
     "grad": ("actor/grad_norm", "7.3f"),
     "vf_loss": ("critic/vf_loss", "7.4f"),
@@ -36,6 +37,9 @@ CONSOLE_COUNTS = {
     "overflow": ("agent/ending/overflow", "agent/episodes"),
     "retries": ("agent/retries", None),
     "cut turns": ("agent/cut_turns", None),
+    "questions refused": ("policy_calls/refused", None),
+    "summaries unused": ("context/faults", None),
+    "branches left out": ("branching/left_out", None),
 }
 
 

@@ -91,6 +91,18 @@ def test_a_class_needs_a_method_of_that_name(tmp_path: Path) -> None:
     assert f"agent.context={file}:Mine has no method next_context(self, standing)" in problem
 
 
+def test_a_class_is_given_the_arguments_that_it_takes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "class Mine:\n    def __init__(self, turns=3):\n        pass\n"
+        "    def next_context(self, standing):\n        return None\n"
+    )
+    context = f"agent.context={file}:Mine"
+    assert problems(context) == problems(context, "context.kwargs.turns=4") == []
+    (problem,) = problems(context, "context.kwargs.turn=4")
+    assert f"{context} takes (turns=3), and context.kwargs gives turn=" in problem
+
+
 def context_problems(*words: str) -> list[str]:
     return [each for each in cross_problems(config_of(*words)) if "agent.context" in each]
 

@@ -231,8 +231,8 @@ def test_what_is_no_condition_is_refused_before_an_episode_is_read(text: str) ->
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("info['lost'] > 0", "it has no 'lost'"),
-        ("reward > 'a'", "not supported"),
+        ("info['lost'] > 0", "it has no 'lost'; ask first whether it is there"),
+        ("reward > 'a'", "not supported .*'str'; numbers, written without quotes, go with numbers"),
         ("ending * 999999999 == 'x'", "'done' is no number"),
         ("reward / 0 > 1", "division by zero"),
         ("'a' in reward", "not iterable"),

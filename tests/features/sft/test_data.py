@@ -204,9 +204,13 @@ def test_long_rows_are_dropped_or_cut_as_is_said(
     assert reader(max_length=limit, too_long="cut").read([file]) == [short, short]
 
 
-def test_many_faults_are_told_in_one_sentence(tmp_path: Path) -> None:
-    file = write(tmp_path, *[{"text": "Hi"}] * 9)
-    with pytest.raises(BadData, match=r"row 4 .*; so 4 more rows"):
+def test_a_fault_of_many_rows_is_told_once_and_many_faults_in_one_sentence(tmp_path: Path) -> None:
+    file = write(tmp_path, {"messages": DIALOGUE}, *[{"text": "Hi"}] * 8)
+    with pytest.raises(BadData, match=r"row 1 has neither .*; so have 7 more rows$") as error:
+        reader().read([file])
+    assert str(error.value).count("has neither") == 1
+    file = write(tmp_path, *[{"prompt": "Hi", "answer": number} for number in range(9)])
+    with pytest.raises(BadData, match=r"row 4 has the answer 4;.*; 4 more rows have other faults$"):
         reader().read([file])
 
 
