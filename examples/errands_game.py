@@ -34,14 +34,11 @@ class ErrandsConfig(EnvironmentConfig):
         sigma: the luck in a box is this, or minus this.
         turns: of an episode.
         decision: the number of the turn at which the door is taken; -1: the last.
-        habit: the share of `sample_action`'s boxes that follow from the cue, so that a model which
-            learns from them reads it; doors never do.
     """
 
     sigma: float = 8.0
     turns: int = 10
     decision: int = -1
-    habit: float = 0.0
 
 
 @dataclass
@@ -123,11 +120,7 @@ class Errands(BaseEnvironment):
 
     def sample_action(self, generator: random.Random) -> str:
         """Draws a box, or a door where one is asked for."""
-        if self._asks_for_door:
-            return generator.choice(DOORS)
-        if self.config.habit and generator.random() < self.config.habit:
-            return BOXES[CUES.index(self.state.cue) // 2]
-        return generator.choice(BOXES)
+        return generator.choice(DOORS if self._asks_for_door else BOXES)
 
     @property
     def _asks_for_door(self) -> bool:

@@ -6,8 +6,7 @@
     python scripts/errands_curve.py key=value …     # settings of every run
 
 The game is that of configs/errands.yaml, with fewer errands before the door. The model is made
-first, in OUT/model: it knows how answers look, and reads the cue, as it learnt from games in which
-most boxes follow from it; doors did not. Runs are made one after another in OUT/WAY-RATE-SEED, and
+first, in OUT/model: it knows how answers look, and not which are good. Runs are made one after another in OUT/WAY-RATE-SEED, and
 end at the first step with which all tokens that they sampled, those of continuations included, are
 TOKENS. One that was broken off goes on from its last checkpoint when the script is started again,
 and one that has ended is not made again. Each way has its best of three rates: the one with the
@@ -32,13 +31,12 @@ from training.run.metrics_file import read_records
 
 PROJECT = Path(__file__).resolve().parent.parent
 TURNS = 4
-TOKENS = 500_000
+TOKENS = 300_000
 SEEDS = (0, 1, 2)
 RATES = (3e-4, 1e-3, 3e-3)
-# Of the boxes in the games that the model learns its form from, those that follow from the cue.
-HABIT = 0.9
-WARM_STEPS = 800
-# Points of the curve, and the part of the tokens over which each is a mean.
+# In which the model learns how answers look, so well that luck does not make it forget at once.
+WARM_STEPS = 1000
+# Points of the curve; each is a mean over as many tokens.
 POINTS = 10
 CRITIC = ("critic.model.path={model}", "critic.optim.lr=1.0e-3")
 CONTINUED = ("branching.at=every", "branching.samples=1")
@@ -48,7 +46,12 @@ WAYS: dict[str, tuple[str, ...]] = {
     "turn_gae": ("algorithm.adv_estimator=turn_gae", *CRITIC),
     "vine": ("algorithm.adv_estimator=vine", *CONTINUED),
     "vine_redraw": ("algorithm.adv_estimator=vine_redraw", *CONTINUED),
-    "tree_grpo": (
+    "vine_redraw of the door": (
+        "algorithm.adv_estimator=vine_redraw",
+        "branching.at=[{last}]",
+        "branching.samples=1",
+    ),
+    "tree_grpo, 4 branches at the door": (
         "algorithm.adv_estimator=tree_grpo",
         "branching.at=[{last}]",
         "branching.samples=3",
@@ -62,7 +65,7 @@ Record = Mapping[str, Any]
 
 def folder_of(out: Path, way: str, rate: float, seed: int) -> Path:
     """Returns the folder of a run."""
-    return out / f"{way}-{rate:g}-{seed}"
+    return out / f"{way.replace(', ', '-').replace(' ', '-')}-{rate:g}-{seed}"
 
 
 def records_of(folder: Path) -> list[Record]:
@@ -81,8 +84,7 @@ def sampled_tokens(records: Sequence[Record]) -> int:
 def game_words(turns: int) -> list[str]:
     """Returns the settings of the game."""
     environment = (
-        f"{{path: {PROJECT}/examples/errands_game.py, cls: Errands, "
-        f"kwargs: {{turns: {turns}, habit: {HABIT}}}}}"
+        f"{{path: {PROJECT}/examples/errands_game.py, cls: Errands, kwargs: {{turns: {turns}}}}}"
     )
     return [
         str(PROJECT / "configs/errands.yaml"),

@@ -11,6 +11,7 @@ from scripts import errands_curve
 from scripts.errands_curve import best_rate, curve_of, folder_of, main, table
 from tests.e2e.test_training import read_steps
 
+TREE = "tree_grpo, 4 branches at the door"
 SMALL = (
     "data.train_batch_size=2",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
@@ -60,14 +61,14 @@ def test_runs_end_at_their_tokens_and_are_not_made_again(
 ) -> None:
     monkeypatch.setattr(errands_curve, "WARM_STEPS", 20)
     words = ["--out", str(tmp_path), "--turns", "2", "--seeds", "0", "--rates", "0.001"]
-    words += ["--ways", "grpo", "tree_grpo"]
+    words += ["--ways", "grpo", TREE]
     assert main([*words, "--tokens", "40", *SMALL]) == 0
-    run = folder_of(tmp_path, "tree_grpo", 1e-3, 0)
+    run = folder_of(tmp_path, TREE, 1e-3, 0)
     steps = read_steps(run)
     so_far = [step["training/sampled_tokens"] for step in steps]
     assert so_far[-1] >= 40 and all(tokens < 40 for tokens in so_far[:-1])
     assert steps[-1]["branching/trained_rows"] > 0
-    assert "| tree_grpo | 0.001 | 1 |" in capsys.readouterr().out
+    assert f"| {TREE} | 0.001 | 1 |" in capsys.readouterr().out
     # More tokens: both go on.
     assert main([*words, "--tokens", "80", *SMALL]) == 0
     further = read_steps(run)
