@@ -74,14 +74,6 @@ def test_a_word_that_is_no_place_is_one_problem_that_names_the_places() -> None:
     ]
 
 
-def test_turns_that_no_episode_has_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    more = ("algorithm.adv_estimator=vine", "agent.max_turn=3")
-    list(config_problems(config_of(*more, "branching.at=[2]")))
-    assert not caplog.records
-    list(config_problems(config_of(*more, "branching.at=[3,5]")))
-    assert "branching.at=3,5: with agent.max_turn=3 an episode has the turns 0 to 2" in caplog.text
-
-
 @pytest.mark.parametrize(("at", "read"), [("3", (3,)), ("[0,4]", (0, 4)), ("every", ())])
 def test_turns_are_read_as_numbers(at: str, read: tuple[int, ...]) -> None:
     assert config_of(f"branching.at={at}").section(BranchingSettings).numbered == read
@@ -114,6 +106,9 @@ def test_turns_that_no_episode_has_are_refused() -> None:
         "turns that are played"
     )
     assert list(config_problems(config_of(VINE[0], "branching.at=[3,9]"))) == []
+    # A summary is a turn, too.
+    several = ("branching.at=[4]", "agent.context=summarise")
+    assert list(config_problems(config_of(VINE[0], *several))) == []
 
 
 def test_a_list_of_thousands_of_turns_is_refused_in_a_short_sentence() -> None:
