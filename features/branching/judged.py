@@ -204,7 +204,9 @@ def read_episodes(
             )
         )
         texts.append(branches["texts"])
-    return episodes, texts, left_out
+    # Rows lie otherwise on several ranks, and what is drawn for intervals follows this order.
+    order = sorted(range(len(episodes)), key=lambda number: episodes[number].episode_id)
+    return [episodes[each] for each in order], [texts[each] for each in order], left_out
 
 
 def why_left_out(facts: Mapping[str, Any], trained: set[int]) -> str:

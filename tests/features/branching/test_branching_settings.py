@@ -106,6 +106,9 @@ def test_turns_that_no_episode_has_are_refused() -> None:
         "turns that are played"
     )
     assert list(config_problems(config_of(VINE[0], "branching.at=[3,9]"))) == []
+    # A summary is a turn, too.
+    several = ("branching.at=[4]", "agent.context=summarise")
+    assert list(config_problems(config_of(VINE[0], *several))) == []
 
 
 def test_a_list_of_thousands_of_turns_is_refused_in_a_short_sentence() -> None:

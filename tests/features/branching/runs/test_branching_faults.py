@@ -35,7 +35,7 @@ def test_states_of_100_megabytes_are_refused_and_counted(
 ) -> None:
     assert train(words(tiny_game, tmp_path, *VINE, cls="LateHeavy", steps=1)) == 0
     counts = counts_of(tmp_path)
-    assert counts["refused_states"] > 0 and counts["continuations"] == 0
+    assert counts["refused_states"] > 0
     assert "has 100.0 MB, and branching.max_state_mb allows 16" in caplog.text
 
 
