@@ -320,5 +320,5 @@ def test_words_that_the_tokenizer_has_not_are_not_learnt_as_others(tmp_path: Pat
     tokenizer = make_tokenizer()
     tokens = TurnTokens(tokenizer, template_kwargs={}, eos_token_ids=[tokenizer.eos_token_id])
     assert reader(tokens).read([write(tmp_path, {"prompt": "1 2", "answer": "3"})])
-    with pytest.raises(BadData, match="row 0 says .*has no tokens: take the row out"):
+    with pytest.raises(BadData, match=r"row 0 says .*has no tokens: take the row out"):
         reader(tokens).read([write(tmp_path, {"prompt": "1 2", "answer": "eleven"})])
