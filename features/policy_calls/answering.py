@@ -31,6 +31,7 @@ from workers.rollout.engine import Completion
 from workers.rollout.episode import (
     Ended,
     Episode,
+    PromptSource,
     Request,
     Row,
     Sample,
@@ -211,6 +212,8 @@ class PolicyCalls(Questions):
         place.row.aside = True
         seed_turn = self._seed_turn([*place.row.token_ids, *place.given])
         row = self.conversations.enter(place)
+        if place.kind == "begins":
+            row.source = PromptSource(question.messages)
         turn = Turn(
             text="",
             finish_reason="",

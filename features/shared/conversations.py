@@ -297,7 +297,7 @@ class Conversations:
 
 def fork(row: Row, held: int) -> Row:
     """Makes a row that begins as `row` does; what was sampled there is not trained on again."""
-    new = Row(prompt_ids=list(row.prompt_ids), speaker=row.speaker)
+    new = Row(prompt_ids=list(row.prompt_ids), speaker=row.speaker, source=row.source)
     new.append_tokens(row.ids[:held].tolist())
     return new
 

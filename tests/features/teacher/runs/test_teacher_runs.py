@@ -15,6 +15,7 @@ from main import run
 from tests.conftest import PROJECT
 from tests.e2e.test_resume import finish, run_and_kill, tensors
 from tests.e2e.test_training import read_steps
+from tests.needed_features import needs_features
 from training.run.signals import EndingSignals
 
 STEPS = 3
@@ -234,3 +235,53 @@ def test_a_context_that_fails_ends_the_run_with_a_sentence(
     assert run(argv, EndingSignals()) != 0
     told = capsys.readouterr().err
     assert sentence in told and "Traceback" not in told
+
+
+@pytest.mark.seconds
+def test_a_hint_of_the_reset_alone_reaches_the_teacher(codes: Path, tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text(
+        "from codes_game import HINT, Codes, code_of\n\n\n"
+        "class Early(Codes):\n"
+        "    def reset(self, seed=None):\n"
+        "        text = super().reset(seed)\n"
+        "        return text, {'hint': f'{HINT} {code_of(self.name)[0]}'}\n\n"
+        "    def step(self, action):\n"
+        "        return *super().step(action)[:3], {}\n"
+    )
+    early = (f"agent.environment.path={tmp_path}/early.py", "agent.environment.cls=Early")
+    for step in steps_of(codes, tmp_path / "run", *early):
+        assert step["teacher/rows"] == 1.0 and step["teacher/prompt_tokens/max"] == 10
+        assert step["prompt_length/max"] == 8
+
+
+ASKED_FOR = """
+def tell(row):
+    return [*row.messages[:-1], dict(row.messages[-1], content=row.messages[-1]["content"] + " 4")]
+"""
+
+
+@pytest.mark.seconds
+@needs_features("policy_calls")
+def test_rows_that_an_environment_asked_for_are_taught(tiny_game: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ASKED_FOR)
+    argv = [
+        str(PROJECT / "configs/quickstart.yaml"),
+        f"actor_rollout_ref.model.path={tiny_game}/model",
+        f"agent.environment.path={PROJECT}/tests/features/policy_calls/guess_with_help.py",
+        "agent.environment.cls=GuessWithHelp",
+        "policy_calls.enable=true",
+        "policy_calls.max_tokens=4",
+        f"trainer.default_local_dir={tmp_path}/run",
+        "data.train_batch_size=8",
+        "data.max_prompt_length=16",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "trainer.total_training_steps=1",
+        "trainer.test_freq=-1",
+        "trainer.val_before_train=false",
+        "trainer.logger=[file]",
+        "teacher.model=policy",
+        f"teacher.context={tmp_path}/mine.py:tell",
+    ]
+    assert run(argv, EndingSignals()) == 0
+    (step,) = [step for step in read_steps(tmp_path / "run") if step["step"] > 0]
+    assert step["teacher/rows"] == 1.0 and step["policy_calls/per_episode/mean"] >= 3
