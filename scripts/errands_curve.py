@@ -6,11 +6,11 @@
     python scripts/errands_curve.py key=value …     # settings of every run
 
 The game is that of configs/errands.yaml, with fewer errands before the door. The model is made
-first, in OUT/model: it knows how answers look, and not which are good. Runs are made one after another in OUT/WAY-RATE-SEED, and
-end at the first step with which all tokens that they sampled, those of continuations included, are
-TOKENS. One that was broken off goes on from its last checkpoint when the script is started again,
-and one that has ended is not made again. Each way has its best of three rates: the one with the
-highest median, over the seeds, of the success at last.
+first, in OUT/model: it knows how answers look, and not which are good. Runs are made one after
+another in OUT/WAY-RATE-SEED, and end at the first step with which all tokens that they sampled,
+those of continuations included, are TOKENS. One that was broken off goes on from its last
+checkpoint when the script is started again, and one that has ended is not made again. Each way has
+its best of three rates: the one with the highest median, over the seeds, of the success at last.
 """
 
 from __future__ import annotations

@@ -69,6 +69,7 @@ ELSEWHERE = {
     "python scripts/contexts_table.py": "tests/features/context/test_clues.py",
     "python scripts/court_coverage.py": "tests/features/branching/test_court.py",
     "python scripts/errands_table.py": "tests/features/branching/test_errands.py",
+    "python scripts/errands_curve.py": "tests/features/branching/runs/test_errands_curve.py",
     "python main.py configs/errands.yaml": "tests/features/branching/runs/test_errands_run.py",
     "python main.py CONFIG.yaml --judge-credit": (
         "tests/features/branching/runs/test_judging_runs.py"
