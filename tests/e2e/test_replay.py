@@ -156,14 +156,15 @@ def test_a_step_is_replayed_by_its_own_settings(run: Path, tmp_path: Path, capsy
     game = "{path: examples/quickstart_game.py, cls: TerseGuessNumber, kwargs: {high: 3}}"
     other = load_config([str(run / "config.yaml"), f"agent.environment={game}"]).config
     (resumed / "config.yaml").write_text(to_yaml(other))
-    assert replay(resumed, resumed / "episodes/1.jsonl") == 0
+    # The folder knows which settings a step had; its game is one of the project's.
+    assert main([str(resumed), str(resumed / "episodes/1.jsonl")]) == 0
     assert "all the same" in capsys.readouterr().out
-    assert replay(resumed, resumed / "episodes/2.jsonl") == 1
+    assert main([str(resumed), str(resumed / "episodes/2.jsonl")]) == 1
     assert "differences" in capsys.readouterr().out
     both = tmp_path / "both.jsonl"
     texts = [(resumed / f"episodes/{step}.jsonl").read_text() for step in (1, 2)]
     both.write_text("".join(texts))
-    assert replay(resumed, both) == 2
+    assert main([str(resumed), str(both)]) == 2
     assert "different settings (config.1.yaml, config.yaml)" in capsys.readouterr().err
 
 
