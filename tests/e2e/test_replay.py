@@ -156,10 +156,10 @@ def test_a_step_is_replayed_by_its_own_settings(run: Path, tmp_path: Path, capsy
     game = "{path: examples/quickstart_game.py, cls: TerseGuessNumber, kwargs: {high: 3}}"
     other = load_config([str(run / "config.yaml"), f"agent.environment={game}"]).config
     (resumed / "config.yaml").write_text(to_yaml(other))
-    # The folder knows which settings a step had; its game is one of the project's.
+    # The folder knows which settings a step had.
     assert main([str(resumed), str(resumed / "episodes/1.jsonl")]) == 0
     assert "all the same" in capsys.readouterr().out
-    assert main([str(resumed), str(resumed / "episodes/2.jsonl")]) == 1
+    assert replay(resumed, resumed / "episodes/2.jsonl") == 1
     assert "differences" in capsys.readouterr().out
     both = tmp_path / "both.jsonl"
     texts = [(resumed / f"episodes/{step}.jsonl").read_text() for step in (1, 2)]
