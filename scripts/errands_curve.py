@@ -16,20 +16,17 @@ its best of three rates: the one with the highest median, over the seeds, of the
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from training.run.metrics_file import read_records
+from scripts import table_runs
+from scripts.table_runs import PROJECT, Record, markdown, run_main
 
-PROJECT = Path(__file__).resolve().parent.parent
 TURNS = 4
 TOKENS = 300_000
 SEEDS = (0, 1, 2)
@@ -60,20 +57,16 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 SUCCESS = "agent/info/won/mean"
 SAMPLED = "training/sampled_tokens"
-Record = Mapping[str, Any]
 
 
 def folder_of(out: Path, way: str, rate: float, seed: int) -> Path:
     """Returns the folder of a run."""
-    return out / f"{way.replace(', ', '-').replace(' ', '-')}-{rate:g}-{seed}"
+    return table_runs.folder_of(out, f"{way}-{rate:g}", seed)
 
 
 def records_of(folder: Path) -> list[Record]:
     """Reads a run's metrics of its steps; none where it has not begun."""
-    file = folder / "metrics.jsonl"
-    if not file.is_file():
-        return []
-    return [record for record in read_records(file) if SUCCESS in record]
+    return [record for record in table_runs.records_of(folder) if SUCCESS in record]
 
 
 def sampled_tokens(records: Sequence[Record]) -> int:
@@ -86,11 +79,7 @@ def game_words(turns: int) -> list[str]:
     environment = (
         f"{{path: {PROJECT}/examples/errands_game.py, cls: Errands, kwargs: {{turns: {turns}}}}}"
     )
-    return [
-        str(PROJECT / "configs/errands.yaml"),
-        f"agent.environment={environment}",
-        f"agent.max_turn={turns}",
-    ]
+    return [f"agent.environment={environment}", f"agent.max_turn={turns}"]
 
 
 def make_model(folder: Path, turns: int) -> None:
@@ -99,7 +88,8 @@ def make_model(folder: Path, turns: int) -> None:
 
     from training.config.loader import load_config
 
-    words = [*game_words(turns), f"actor_rollout_ref.model.path={folder}"]
+    config = str(PROJECT / "configs/errands.yaml")
+    words = [config, *game_words(turns), f"actor_rollout_ref.model.path={folder}"]
     prepare(load_config(words, check=False).config, steps=WARM_STEPS)
 
 
@@ -109,32 +99,21 @@ def make(
     """Makes a run, or goes on with it; returns its exit code."""
     model = args.out / "model"
     own = [word.format(model=model, last=args.turns - 1) for word in WAYS[way]]
-    argv = [
-        sys.executable,
-        str(PROJECT / "main.py"),
+    settings = [
         *game_words(args.turns),
         f"actor_rollout_ref.model.path={model}",
         f"actor_rollout_ref.actor.optim.lr={rate}",
         *own,
         f"data.seed={seed}",
-        f"trainer.default_local_dir={folder}",
         "trainer.total_training_steps=100000",
         f"trainer.total_sampled_tokens={args.tokens}",
         "trainer.save_freq=50",
         "trainer.test_freq=-1",
         "trainer.val_before_train=false",
-        "trainer.max_actor_ckpt_to_keep=1",
         "trainer.max_critic_ckpt_to_keep=1",
-        "trainer.logger=[file]",
-        "records.keep_gib=0",
         *words,
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "log.txt", "ab") as log:
-        done = subprocess.run(
-            argv, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
-        )
-    return done.returncode
+    return run_main(folder, "errands.yaml", settings)
 
 
 def curve_of(records: Sequence[Record], tokens: int) -> list[float]:
@@ -182,7 +161,7 @@ def table(out: Path, seeds: Sequence[int], tokens: int) -> str:
     """Writes success at last, and the curve, of each way at its best rate, as Markdown."""
     points = [f"{(number + 1) * tokens // POINTS // 1000}k" for number in range(POINTS)]
     headings = ["", "rate", "seeds", "updates", "success at last", *points]
-    lines = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+    rows = []
     for way in WAYS:
         rate = best_rate(out, way, seeds, tokens)
         if rate is None:
@@ -196,8 +175,8 @@ def table(out: Path, seeds: Sequence[int], tokens: int) -> str:
         at_last = shown([curve[-1] for curve in found])
         middle = [f"{statistics.median(values):.2f}" for values in zip(*found, strict=True)]
         cells = [way, f"{rate:g}", str(len(found)), str(int(statistics.median(steps)))]
-        lines.append(f"| {' | '.join([*cells, at_last, *middle])} |")
-    return "\n".join(lines)
+        rows.append([*cells, at_last, *middle])
+    return markdown(headings, rows)
 
 
 def parsed(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
