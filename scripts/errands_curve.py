@@ -30,7 +30,7 @@ from scripts.table_runs import PROJECT, Record, markdown, run_main
 TURNS = 4
 TOKENS = 300_000
 SEEDS = (0, 1, 2)
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (1e-4, 3e-4, 1e-3)
 # In which the model learns how answers look, so well that luck does not make it forget at once.
 WARM_STEPS = 1000
 # Points of the curve; each is a mean over as many tokens.
