@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from features.branching.judging_words import JUDGED
 from features.branching.settings import NEVER, BranchingSettings
-from features.branching.trained import TRAINING
 from training.config.row_readers import row_reader_sentences
 
 if TYPE_CHECKING:
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # What an estimator reads that compares turns with continuations.
 RETURNS = "branch_returns"
+# The estimators that take continuations as rows of their own.
+TRAINING = ("vine", "tree_grpo")
 
 
 def config_problems(config: PPOConfig) -> Iterator[str]:

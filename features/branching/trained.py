@@ -26,8 +26,6 @@ from workers.rollout.episode import Episode, Row
 # The column of the batch that holds the continuations of each row's episode.
 BRANCH_ROWS = "branch_rows"
 TREE = "tree_grpo"
-# The estimators that take continuations as rows of their own.
-TRAINING = ("vine", TREE)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import psutil
@@ -293,6 +294,7 @@ def test_what_is_no_reply_is_a_crash_and_never_unpickled(sent: bytes) -> None:
 def test_a_reply_comes_back_as_it_was_sent() -> None:
     class Silent:
         tool_schemas = None
+        reset_info: ClassVar[dict[str, str]] = {}
 
         def reset(self, seed: int, task: object = None) -> list[dict[str, str]]:
             return [{"role": "user", "content": f"seed {seed} \u2603"}]
