@@ -82,6 +82,7 @@ def _settings(config: PPOConfig, files: tuple[str, ...]) -> dict[str, Any]:
         # The longest row, which budgets of tokens must hold, is that of the data.
         "data.max_response_length": max(max_length_of(config) - config.data.max_prompt_length, 1),
         "agent.agent_length": None,
+        "agent.max_turn_tokens": None,
         "agent.observation_loss_coef": 0.0,
         "records.keep_gib": 0.0,
         "alarms.mode": "off",

@@ -115,9 +115,10 @@ def listen_to_ctrl_c() -> None:
     """Listens as from a terminal.
 
     What a shell starts in the background, a whole test run perhaps, inherits that SIGINT is
-    ignored.
+    ignored, and with nohup SIGHUP.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def own_environment() -> dict[str, str]:

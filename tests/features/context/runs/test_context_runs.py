@@ -239,7 +239,7 @@ def test_keep_is_bitwise_what_a_history_that_always_goes_on_is(
         runs.append(tmp_path / name)
     numbers = [
         [
-            {name: value for name, value in step.items() if not name.startswith("context/")}
+            {name: value for name, value in step.items() if "context/" not in name}
             for step in numbers_of(folder)
         ]
         for folder in runs
